@@ -1,0 +1,1 @@
+"""The plan executor for transformers models, and what is built on it: calibration and evaluation."""

@@ -1,0 +1,1 @@
+"""Cross-model maps: fitting, packs, the rank-disagreement score and the selection of positions."""

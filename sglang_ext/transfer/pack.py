@@ -1,0 +1,221 @@
+"""A pack: the maps from one model to another, with everything needed to trust or refuse them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from sglang_ext.errors import NotAccepted, PackError
+from sglang_ext.geometry import KVGeometry
+from sglang_ext.identity import ModelIdentity
+from sglang_ext.transfer.maps import SIDES, CrossModelMap, SideMap
+
+FORMAT = 1
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelRecord(_Strict):
+    """One of the two models."""
+
+    name: str
+    model: str = Field(description="digest of configuration and weights")
+    tokenizer: str
+    template: str
+    geometry: dict[str, Any]
+
+    @classmethod
+    def of(cls, name: str, identity: ModelIdentity, geometry: KVGeometry) -> ModelRecord:
+        return cls(name=name, geometry=geometry.to_json(), **identity.to_json())
+
+
+class LayerRecord(_Strict):
+    """How one target layer and side was fitted."""
+
+    sources: tuple[int, ...]
+    r2: float = Field(description="explained variance on the calibration tokens")
+    r2_held_out: float
+
+
+class Arm(_Strict):
+    """How the target continues held-out prompts when its cache comes from somewhere."""
+
+    agreement: float = Field(description="share of the target's own greedy tokens that stay the most likely")
+    kl: float = Field(description="mean KL to the target's own distribution, nats per token")
+
+
+class Acceptance(_Strict):
+    """Four measurements on held-out prompts, at one budget, and a cosine per layer (design.md)."""
+
+    rho: float
+    selector: str
+    prompts: int
+    target: Arm
+    lifted: Arm
+    wrong_prompt: Arm
+    no_context: Arm
+    attention_cosine: tuple[float, ...]
+
+    @property
+    def recovered(self) -> float:
+        """The share of the way from no context to the target that the lift keeps, in agreement."""
+        span = self.target.agreement - self.no_context.agreement
+        return 1.0 if span <= 0 else (self.lifted.agreement - self.no_context.agreement) / span
+
+    def failure(self, threshold: float) -> str | None:
+        """Why this record does not pass, or None."""
+        if self.recovered < threshold:
+            return f"the lift recovers {self.recovered:.2f} of the target's agreement, below {threshold:.2f}"
+        if self.lifted.agreement <= self.wrong_prompt.agreement:
+            return "a lift from the wrong prompt does as well as one from the right prompt"
+        return None
+
+
+class Manifest(_Strict):
+    """`pack.json`."""
+
+    format: Literal[1] = FORMAT
+    name: str
+    source: ModelRecord
+    target: ModelRecord
+    structure: Literal["full"] = "full"
+    dtype: Literal["float32", "bfloat16"]
+    k: int
+    rank: int
+    ridge: float
+    corpus: str
+    corpus_digest: str
+    tokens: int
+    stride: int
+    seed: int
+    bench_only: bool = False
+    layers: tuple[dict[Literal["key", "value"], LayerRecord], ...]
+    weights_sha256: str = ""
+    acceptance: Acceptance | None = None
+
+
+class Pack:
+    """A manifest and its maps."""
+
+    def __init__(self, manifest: Manifest, maps: CrossModelMap) -> None:
+        self.manifest = manifest
+        self.maps = maps
+
+    @property
+    def digest(self) -> str:
+        """Identifies maps and basis, and with them every KV that was lifted through this pack."""
+        return self.manifest.weights_sha256
+
+    def save(self, folder: str | Path) -> Pack:
+        """Writes `pack.json` and `weights.safetensors`; returns the pack with its digest set."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors: dict[str, torch.Tensor] = {}
+        for layer, sides in enumerate(self.maps.layers):
+            for side, one in sides.items():
+                stem = f"layers.{layer}.{side}"
+                tensors[f"{stem}.weight"] = one.weight.contiguous()
+                tensors[f"{stem}.bias"] = one.bias.contiguous()
+                tensors[f"{stem}.input_mean"] = one.input_mean.contiguous()
+                tensors[f"{stem}.basis"] = one.basis.contiguous()
+        save_file(tensors, str(folder / "weights.safetensors"))
+        manifest = self.manifest.model_copy(update={"weights_sha256": _sha256(folder / "weights.safetensors")})
+        (folder / "pack.json").write_text(manifest.model_dump_json(indent=2) + "\n")
+        return Pack(manifest, self.maps)
+
+    @classmethod
+    def load(cls, folder: str | Path, device: str = "cpu") -> Pack:
+        """Raises PackError where a file is missing, malformed or not the one the manifest names."""
+        folder = Path(folder)
+        manifest = read_manifest(folder)
+        weights = folder / "weights.safetensors"
+        if _sha256(weights) != manifest.weights_sha256:
+            raise PackError(f"{weights} is not the file that pack.json names: its SHA-256 differs")
+        try:
+            tensors = load_file(str(weights), device=device)
+        except SafetensorError as error:
+            raise PackError(f"{weights} cannot be read: {error}") from error
+        layers = []
+        for layer, records in enumerate(manifest.layers):
+            sides = {}
+            for side in SIDES:
+                parts = {
+                    part: tensors[f"layers.{layer}.{side}.{part}"]
+                    for part in ("weight", "bias", "input_mean", "basis")
+                }
+                sides[side] = SideMap(sources=records[side].sources, **parts)
+            layers.append(sides)
+        return cls(manifest, CrossModelMap(tuple(layers)))
+
+    def check_target(self, identity: ModelIdentity, geometry: KVGeometry) -> None:
+        """Raises PackError unless this worker's model is the pack's target."""
+        _check_model("target", self.manifest.target, identity, geometry)
+
+    def check_source(self, identity: ModelIdentity, geometry: KVGeometry) -> None:
+        """Raises PackError unless the block's model is the pack's source."""
+        _check_model("source", self.manifest.source, identity, geometry)
+
+    def check_accepted(self, threshold: float, allow_bench_only: bool) -> None:
+        """Raises NotAccepted unless the lift may be used.
+
+        A bench-only pack maps random weights: it carries no acceptance and is used only when told to.
+        """
+        manifest = self.manifest
+        if manifest.bench_only:
+            if not allow_bench_only:
+                raise NotAccepted(
+                    f"pack {manifest.name!r} is bench-only: its models have random weights; "
+                    "start the worker with --allow-bench-pack to measure with it"
+                )
+            return
+        if manifest.acceptance is None:
+            raise NotAccepted(
+                f"pack {manifest.name!r} holds no acceptance record; run `kvlift calibrate` with held-out prompts"
+            )
+        failure = manifest.acceptance.failure(threshold)
+        if failure is not None:
+            raise NotAccepted(f"pack {manifest.name!r} is not accepted: {failure}")
+
+
+def read_manifest(folder: str | Path) -> Manifest:
+    """Reads `pack.json` alone. Raises PackError where it is missing or malformed."""
+    path = Path(folder) / "pack.json"
+    try:
+        return Manifest.model_validate_json(path.read_text())
+    except OSError as error:
+        raise PackError(f"{path} cannot be read: {error.strerror}; expected a pack folder") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise PackError(f"{path}: {where}: {first['msg']}") from error
+
+
+def _check_model(role: str, record: ModelRecord, identity: ModelIdentity, geometry: KVGeometry) -> None:
+    for what in ("model", "tokenizer", "template"):
+        made_for, found = getattr(record, what), getattr(identity, what)
+        if made_for != found:
+            raise PackError(
+                f"the pack was made for {role} {record.name!r} with {what} {made_for[:12]}, "
+                f"found {found[:12]}: calibrate a pack for this {role}"
+            )
+    # Through JSON on both sides: a manifest's numbers have been through it too.
+    if record.geometry != json.loads(json.dumps(geometry.to_json())):
+        raise PackError(f"the pack's {role} geometry {record.geometry} is not {geometry.to_json()}")
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise PackError(f"{path} cannot be read: {error.strerror}") from error
