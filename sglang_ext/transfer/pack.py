@@ -100,8 +100,28 @@ class Manifest(_Strict):
     seed: int
     bench_only: bool = False
     layers: tuple[dict[Literal["key", "value"], LayerRecord], ...]
-    weights_sha256: str = ""
+    weights_sha256: str = Field("", description="identifies the pack, and with it every KV lifted through it")
     acceptance: Acceptance | None = None
+
+    def check_accepted(self, threshold: float, allow_bench_only: bool) -> None:
+        """Raises NotAccepted unless the lift may be used.
+
+        A bench-only pack maps random weights: it carries no acceptance and is used only when told to.
+        """
+        if self.bench_only:
+            if not allow_bench_only:
+                raise NotAccepted(
+                    f"pack {self.name!r} is bench-only: its models have random weights; "
+                    "start the worker with --allow-bench-pack to measure with it"
+                )
+            return
+        if self.acceptance is None:
+            raise NotAccepted(
+                f"pack {self.name!r} holds no acceptance record; run `kvlift calibrate` with held-out prompts"
+            )
+        failure = self.acceptance.failure(threshold)
+        if failure is not None:
+            raise NotAccepted(f"pack {self.name!r} is not accepted: {failure}")
 
 
 class Pack:
@@ -113,7 +133,6 @@ class Pack:
 
     @property
     def digest(self) -> str:
-        """Identifies maps and basis, and with them every KV that was lifted through this pack."""
         return self.manifest.weights_sha256
 
     def save(self, folder: str | Path) -> Pack:
@@ -164,27 +183,6 @@ class Pack:
     def check_source(self, identity: ModelIdentity, geometry: KVGeometry) -> None:
         """Raises PackError unless the block's model is the pack's source."""
         _check_model("source", self.manifest.source, identity, geometry)
-
-    def check_accepted(self, threshold: float, allow_bench_only: bool) -> None:
-        """Raises NotAccepted unless the lift may be used.
-
-        A bench-only pack maps random weights: it carries no acceptance and is used only when told to.
-        """
-        manifest = self.manifest
-        if manifest.bench_only:
-            if not allow_bench_only:
-                raise NotAccepted(
-                    f"pack {manifest.name!r} is bench-only: its models have random weights; "
-                    "start the worker with --allow-bench-pack to measure with it"
-                )
-            return
-        if manifest.acceptance is None:
-            raise NotAccepted(
-                f"pack {manifest.name!r} holds no acceptance record; run `kvlift calibrate` with held-out prompts"
-            )
-        failure = manifest.acceptance.failure(threshold)
-        if failure is not None:
-            raise NotAccepted(f"pack {manifest.name!r} is not accepted: {failure}")
 
 
 def read_manifest(folder: str | Path) -> Manifest:

@@ -1,0 +1,58 @@
+"""Prompts for calibration: JSON lines of messages or text, read one at a time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Iterator
+
+from sglang_ext.errors import CalibrationError
+
+FAMILY = "family:"
+
+
+def read_prompts(data: str) -> Iterator[dict[str, Any]]:
+    """Records with `messages` (OpenAI chat) or `text`.
+
+    data: a JSON-lines file, or `family:N` for N prompts of the tiny family's calibration split. Raises
+    CalibrationError that names the file and line of a record that is neither.
+    """
+    if data.startswith(FAMILY):
+        yield from _family(data)
+        return
+    path = Path(data)
+    if not path.exists():
+        raise CalibrationError(f"{path} does not exist; expected a JSON-lines file or {FAMILY}N")
+    with path.open() as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield _record(line, f"{path}:{number}")
+
+
+def _record(line: str, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise CalibrationError(f"{where}: not JSON: {error.msg}") from error
+    if not isinstance(record, dict) or not ("messages" in record or "text" in record):
+        raise CalibrationError(f"{where}: expected an object with `messages` or `text`")
+    return record
+
+
+def _family(data: str) -> Iterator[dict[str, Any]]:
+    from sglang_ext.offline.family.tasks import TASKS, make_item
+
+    count = data.removeprefix(FAMILY)
+    if not count.isdigit():
+        raise CalibrationError(f"{data!r}: expected {FAMILY}N with a whole number of prompts")
+    for index in range(int(count)):
+        item = make_item(TASKS[index % len(TASKS)], "calibration", index // len(TASKS))
+        yield {"messages": item.messages}
+
+
+def encode(tokenizer: Any, record: dict[str, Any]) -> list[int]:
+    """Token ids as a worker makes them: the chat template with its generation prompt, or plain text."""
+    if "messages" not in record:
+        return tokenizer.encode(record["text"])
+    text = tokenizer.apply_chat_template(record["messages"], tokenize=False, add_generation_prompt=True)
+    return tokenizer.encode(text, add_special_tokens=False)

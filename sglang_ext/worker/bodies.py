@@ -1,0 +1,54 @@
+"""What the worker's routes take. Unknown keys are refused: a misspelt budget must not pass unseen."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Source(_Body):
+    """The worker that holds the prompt's KV."""
+
+    url: str
+    api_key: str | None = None
+    cache_salt: str | None = None
+
+
+class LiftBody(_Body):
+    """POST /kv/lift."""
+
+    request: dict[str, Any] | None = Field(None, description="the chat completion body, as it will be sent here")
+    input_ids: list[int] | None = Field(None, description="token ids, instead of a request")
+    source: Source
+    pack: str | None = Field(None, description="a pack's name or digest; needed where more than one is loaded")
+    rho: float | None = Field(None, ge=0, le=1)
+    selector: Literal["rank_disagreement"] | None = None
+    cache_salt: str | None = None
+    lease_s: float | None = Field(None, gt=0, le=600)
+    timeout_s: float | None = Field(None, gt=0, le=600)
+    explain: bool = Field(False, description="also answer with the chosen positions and all scores")
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> LiftBody:
+        if (self.request is None) == (self.input_ids is None):
+            raise ValueError("give either request (a chat completion body) or input_ids")
+        return self
+
+
+class ExportBody(_Body):
+    """POST /kv/export."""
+
+    input_ids: list[int] = Field(min_length=1)
+    cache_salt: str | None = None
+
+
+class ReleaseBody(_Body):
+    """POST /kv/release."""
+
+    handle: str | None = None
+    lease: str | None = None

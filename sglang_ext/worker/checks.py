@@ -1,0 +1,116 @@
+"""What must hold before a process serves lifts. `kvlift doctor` prints the same list."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pkgutil
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Callable, Mapping, NamedTuple
+
+from sglang_ext.errors import KVLiftError, WorkerError
+
+SGLANG_RELEASE = "0.5.23"
+
+# Where the plugin hooks in, and the parameters that it relies on.
+HOOKED: Mapping[str, tuple[str, ...]] = {
+    "sglang.srt.managers.scheduler.Scheduler.init_request_dispatcher": ("self",),
+    "sglang.srt.managers.scheduler.Scheduler.process_input_requests": ("self", "recv_reqs"),
+    "sglang.srt.managers.scheduler.Scheduler.flush_cache": ("self", "empty_cache"),
+    "sglang.srt.managers.scheduler.Scheduler.get_init_info": ("self",),
+    "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin.init_communicators": ("self",),
+    "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend._run_sdpa_forward_extend": (
+        "self", "query", "output", "k_cache", "v_cache", "req_to_token", "req_pool_indices", "seq_lens",
+        "extend_prefix_lens", "extend_seq_lens", "encoder_lens", "scaling", "enable_gqa", "causal",
+        "is_cross_attn", "sliding_window_size",
+    ),
+}  # fmt: skip
+
+
+class Check(NamedTuple):
+    """One fact about this process."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def release_checks() -> list[Check]:
+    """The installed SGLang is the one the hooks were made for, and its hook points look as they did."""
+    try:
+        found = version("sglang")
+    except PackageNotFoundError:
+        return [Check("sglang", False, "not installed; install kvlift[worker]")]
+    checks = [
+        Check(
+            "sglang release", found == SGLANG_RELEASE,
+            found if found == SGLANG_RELEASE else f"{found} is installed, but the hooks were made for {SGLANG_RELEASE}",
+        )
+    ]  # fmt: skip
+    return checks + [_parameters(target, expected) for target, expected in HOOKED.items()]
+
+
+def live_checks() -> list[Check]:
+    """Every hook point's live callable in this process is ours (cases 72 to 74)."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    checks = []
+    for target in HOOKED:
+        ours = any(hook.__module__.startswith("sglang_ext.") for _, hook, _ in HookRegistry._hooks.get(target, ()))
+        wrapped = hasattr(pkgutil.resolve_name(target), "__wrapped__")
+        detail = f"live in process {os.getpid()}" if ours and wrapped else f"not live in process {os.getpid()}"
+        checks.append(Check(f"hook {_short(target)}", ours and wrapped, detail))
+    return checks
+
+
+def server_checks(args: Any) -> list[Check]:
+    """The server's arguments leave the KV in a layout and in processes that the plugin can reach.
+
+    args: SGLang's ServerArgs, resolved.
+    """
+    wanted: list[tuple[str, Callable[[], bool], str]] = [
+        ("tokenizer workers", lambda: args.tokenizer_worker_num == 1, "--tokenizer-worker-num must be 1"),
+        ("tensor parallel", lambda: args.tp_size == 1, "--tp-size must be 1 in this release of kvlift"),
+        ("pipeline parallel", lambda: args.pp_size == 1, "--pp-size must be 1"),
+        ("data parallel", lambda: args.dp_size == 1, "--dp-size must be 1; run several workers behind the router"),
+        ("radix cache", lambda: not args.disable_radix_cache, "--disable-radix-cache leaves nothing to lift into"),
+        ("KV dtype", lambda: args.kv_cache_dtype in ("auto", "bf16", "bfloat16"), "quantised KV needs scales"),
+        ("KV events", lambda: not args.kv_events_config, "--kv-events-config ignores namespaces: mapped KV would leak"),
+        ("speculation", lambda: not args.speculative_algorithm, "speculative decoding keeps KV that a map cannot make"),
+        ("disaggregation", lambda: args.disaggregation_mode == "null", "prefill/decode disaggregation is not supported"),
+        ("hierarchical cache", lambda: not args.enable_hierarchical_cache, "--enable-hierarchical-cache is not supported"),
+    ]  # fmt: skip
+    return [Check(name, holds(), "ok" if holds() else why) for name, holds, why in wanted]
+
+
+def model_checks(folder: str) -> list[Check]:
+    """The model's KV layout and rope are ones that blocks can hold."""
+    from sglang_ext.geometry import KVGeometry
+
+    try:
+        g = KVGeometry.from_folder(folder)
+    except (KVLiftError, OSError, KeyError) as error:
+        return [Check("KV layout", False, str(error))]
+    layout = f"{g.layers} layers, {g.kv_heads} KV heads of {g.head_dim}, rope {g.rope.kind}"
+    return [Check("KV layout", True, layout)]
+
+
+def require(checks: list[Check]) -> None:
+    """Raises WorkerError that names every check that failed."""
+    failed = [f"{check.name}: {check.detail}" for check in checks if not check.ok]
+    if failed:
+        raise WorkerError("this process cannot carry kvlift's plugin: " + "; ".join(failed))
+
+
+def _parameters(target: str, expected: tuple[str, ...]) -> Check:
+    name = f"hook point {_short(target)}"
+    try:
+        found = tuple(inspect.signature(pkgutil.resolve_name(target)).parameters)
+    except (ImportError, AttributeError) as error:
+        return Check(name, False, f"not found: {error}")
+    detail = "as expected" if found == expected else f"has parameters {found}, expected {expected}"
+    return Check(name, found == expected, detail)
+
+
+def _short(target: str) -> str:
+    return ".".join(target.split(".")[-2:])

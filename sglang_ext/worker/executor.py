@@ -1,0 +1,160 @@
+"""Runs chosen positions of several prompts through SGLang's model in one forward.
+
+The forward is an ordinary extend whose tokens happen not to be neighbours. What makes it right is the
+attention backend: RadixAttention asks the ambient context for it at each call, so ours needs no
+registration and no command-line choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Sequence
+
+import torch
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+
+from sglang_ext.attention import frontier_attention
+
+
+@dataclass(frozen=True)
+class Work:
+    """Positions of one prompt to compute.
+
+    tokens, positions: int64 [S], positions sorted; slots: int64 [n], the slot of every position of the
+    prompt up to the last one that is computed or read.
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+
+
+class SGLangExecutor:
+    """Computes work on one scheduler's model runner. Writes the pool, touches nothing else."""
+
+    def __init__(self, model_runner: Any, max_tokens: int) -> None:
+        self._runner = model_runner
+        self._max_tokens = max_tokens
+
+    def compute(self, work: Sequence[Work]) -> None:
+        """Writes the KV of every position of `work` into its slot.
+
+        Runs as many forwards as the token limit asks for. Splitting one prompt by ascending position
+        is exact: a position needs only earlier ones.
+        """
+        batch: list[Work] = []
+        room = self._max_tokens
+        for piece in _cut(work, self._max_tokens):
+            if len(piece.tokens) > room:
+                self._forward(batch)
+                batch, room = [], self._max_tokens
+            batch.append(piece)
+            room -= len(piece.tokens)
+        if batch:
+            self._forward(batch)
+
+    def _forward(self, work: Sequence[Work]) -> None:
+        runner = self._runner
+        device = runner.device
+        counts = [len(piece.tokens) for piece in work]
+        lengths = torch.tensor(counts, dtype=torch.int64, device=device)
+        total = sum(counts)
+        batch = ForwardBatch(
+            forward_mode=ForwardMode.EXTEND,
+            batch_size=len(work),
+            input_ids=torch.cat([piece.tokens for piece in work]).to(device),
+            req_pool_indices=torch.zeros(len(work), dtype=torch.int64, device=device),
+            seq_lens=lengths,
+            seq_lens_cpu=lengths.cpu(),
+            orig_seq_lens=lengths.to(torch.int32),
+            seq_lens_sum=total,
+            out_cache_loc=torch.cat([piece.slots[piece.positions] for piece in work]),
+            positions=torch.cat([piece.positions for piece in work]).to(device),
+            extend_num_tokens=total,
+            extend_seq_lens=lengths.to(torch.int32),
+            extend_seq_lens_cpu=counts,
+            extend_prefix_lens=torch.zeros_like(lengths, dtype=torch.int32),
+            extend_prefix_lens_cpu=[0] * len(work),
+            extend_start_loc=(lengths.cumsum(0) - lengths).to(torch.int32),
+            extend_logprob_start_lens_cpu=counts,
+            capture_hidden_mode=CaptureHiddenMode.NULL,
+            global_num_token_non_padded_cpu=total,
+            spec_algorithm=runner.spec_algorithm,
+            mm_inputs=[None] * len(work),
+            lora_ids=[None] * len(work),
+            is_prefill_only=True,
+        )
+        runner.kv_index_translator.own_plan(batch).bind(batch, runner.kv_index_translator)
+        # Our backend plans nothing, and SGLang's own must not plan for a batch it will not see.
+        batch.mark_forward_metadata_ready()
+        with forward_context(ForwardContext(attn_backend=_FrontierBackend(runner, work))):
+            runner.forward(batch)
+
+
+def _cut(work: Sequence[Work], limit: int) -> list[Work]:
+    """Pieces of at most `limit` tokens, each prompt's in ascending order of position."""
+    return [
+        Work(piece.tokens[at : at + limit], piece.positions[at : at + limit], piece.slots)
+        for piece in work
+        for at in range(0, len(piece.tokens), limit)
+    ]
+
+
+class _FrontierBackend(AttentionBackend):
+    """Frontier-causal attention over the paged pool, for one forward."""
+
+    def __init__(self, runner: Any, work: Sequence[Work]) -> None:
+        super().__init__()
+        self.token_to_kv_pool = runner.token_to_kv_pool
+        self.req_to_token_pool = runner.req_to_token_pool
+        self.kv_index_translator = runner.kv_index_translator
+        self._work = work
+
+    def forward_extend(self, q, k, v, layer, forward_batch, save_kv_cache=True, **_):
+        if save_kv_cache and k is not None:
+            self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
+        query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
+        values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
+        mixed, at = [], 0
+        for piece in self._work:
+            stop = at + len(piece.tokens)
+            seen = piece.slots[: int(piece.positions[-1]) + 1]
+            mixed.append(
+                frontier_attention(query[at:stop], piece.positions, keys[seen], values[seen], layer.scaling)
+            )
+            at = stop
+        return torch.cat(mixed).reshape(query.shape[0], -1)
+
+
+def extend_with_frontier(
+    original, self, query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens,
+    extend_prefix_lens, extend_seq_lens, encoder_lens=None, scaling=None, enable_gqa=False,
+    causal=False, is_cross_attn=False, sliding_window_size=None,
+):  # fmt: skip
+    """AROUND hook for the torch-native backend's extend: the same attention, without its waste.
+
+    That backend pads the queries of an extend to the whole sequence, so that one token behind a prefix
+    of T costs T^2. A prompt whose prefix is cached, lifted or not, would pay for a full prefill's
+    attention; here it pays for its own queries. What is not plain causal attention stays as it was.
+    """
+    windowed = sliding_window_size is not None and sliding_window_size > -1
+    if not causal or is_cross_attn or encoder_lens is not None or windowed:
+        return original(
+            self, query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens,
+            extend_prefix_lens, extend_seq_lens, encoder_lens, scaling, enable_gqa, causal,
+            is_cross_attn, sliding_window_size,
+        )  # fmt: skip
+    at = 0
+    rows = zip(req_pool_indices.tolist(), seq_lens.tolist(), extend_prefix_lens.tolist(), extend_seq_lens.tolist())
+    for row, length, prefix, count in rows:
+        slots = req_to_token[row, :length].to(torch.int64)
+        positions = torch.arange(prefix, prefix + count, device=query.device)
+        output[at : at + count] = frontier_attention(
+            query[at : at + count], positions, k_cache[slots], v_cache[slots], scaling
+        )
+        at += count
+    return output

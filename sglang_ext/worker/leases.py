@@ -1,0 +1,49 @@
+"""Short locks on lifted prefixes, until the request they were lifted for has its own."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Iterable
+
+
+@dataclass
+class _Lease:
+    lock: Any
+    namespace: str
+    deadline: float
+    awaited: bool = False  # its request is in the waiting queue
+
+
+class Leases:
+    """Holds tree locks by lease name. Expiry follows this process's monotonic clock."""
+
+    def __init__(self, tree: Any) -> None:
+        self._tree = tree
+        self._held: dict[str, _Lease] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def take(self, name: str, node: Any, namespace: str, seconds: float) -> None:
+        self.release(name)
+        self._held[name] = _Lease(self._tree.lock(node), namespace, time.monotonic() + seconds)
+
+    def release(self, name: str) -> None:
+        lease = self._held.pop(name, None)
+        if lease is not None:
+            self._tree.unlock(lease.lock)
+
+    def release_all(self) -> None:
+        for name in list(self._held):
+            self.release(name)
+
+    def tick(self, waiting_namespaces: Iterable[str]) -> None:
+        """Releases leases whose time is over, or whose request has left the waiting queue for a batch."""
+        waiting = set(waiting_namespaces)
+        now = time.monotonic()
+        for name, lease in list(self._held.items()):
+            if lease.namespace in waiting:
+                lease.awaited = True
+            elif lease.awaited or now > lease.deadline:
+                self.release(name)

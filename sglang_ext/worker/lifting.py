@@ -1,0 +1,213 @@
+"""The lift: from a source block to a repaired, published prefix in this worker's tree."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Sequence
+
+import torch
+
+from sglang_ext.block import KVBlock
+from sglang_ext.errors import KVLiftError, PackError
+from sglang_ext.geometry import KVGeometry
+from sglang_ext.identity import digest_fields
+from sglang_ext.phases import Phases
+from sglang_ext.rope import Rotation
+from sglang_ext.transfer.pack import Pack
+from sglang_ext.transfer.selectors import RANK_DISAGREEMENT, top_positions
+from sglang_ext.worker.executor import SGLangExecutor, Work
+from sglang_ext.worker.leases import Leases
+from sglang_ext.worker.messages import LiftReq
+from sglang_ext.worker.pool import Pool, Prefix, Where
+from sglang_ext.worker.transport import Transport
+
+logger = logging.getLogger(__name__)
+
+APPLIED = "applied"
+FALLBACK = "fallback_prefill"
+
+
+def namespace_of(pack_digest: str, rho: float, cache_salt: str | None) -> str:
+    """Where KV lifted in this way lives. Never shared with native KV, another method or another salt."""
+    fields = [pack_digest, repr(float(rho)), RANK_DISAGREEMENT, "salted" if cache_salt else "", cache_salt or ""]
+    return "kvlift:" + digest_fields(fields)
+
+
+@dataclass
+class _Open:
+    """A lift between its fill and its insert. `keep` holds the lock on `held` until it is closed."""
+
+    request: LiftReq
+    where: Where
+    held: Prefix
+    fresh: torch.Tensor
+    end: int
+    chosen: torch.Tensor
+    block_bytes: int
+    copied: int
+    scores: torch.Tensor
+    phases: Phases
+    keep: ExitStack
+
+
+class Lifter:
+    """Runs lifts on one scheduler's pool."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        executor: SGLangExecutor,
+        leases: Leases,
+        transport: Transport,
+        packs: dict[str, Pack],
+        geometry: KVGeometry,
+    ) -> None:
+        self._pool = pool
+        self._executor = executor
+        self._leases = leases
+        self._transport = transport
+        self._packs = packs
+        self._geometry = geometry
+        self._rotation = Rotation(geometry.rope, pool.device)
+
+    def run(self, requests: Sequence[LiftReq]) -> list[dict[str, Any]]:
+        """Lifts all requests with one repair forward; one answer each, in order.
+
+        A lift that fails gives its slots back and answers `fallback_prefill` with the reason; the
+        others go on.
+        """
+        answers: list[dict[str, Any] | None] = [None] * len(requests)
+        opened: dict[int, _Open] = {}
+        for index, request in enumerate(requests):
+            try:
+                one = self._open(request)
+            except Exception as error:
+                answers[index] = _fallback(error)
+                continue
+            if isinstance(one, dict):
+                answers[index] = one
+            else:
+                opened[index] = one
+        self._repair(list(opened.values()), answers, list(opened))
+        return [answer for answer in answers if answer is not None]
+
+    def _open(self, request: LiftReq) -> _Open | dict[str, Any]:
+        """Fetches, checks, fills. The answer itself where everything is in the tree already."""
+        phases = Phases()
+        pack = self._pack(request.pack)
+        with phases("transfer"):
+            block = self._transport.fetch(request.handle)
+            pack.check_source(block.identity, block.geometry)
+            block.check_tokens(request.ids)
+            block.check_finite()
+            block = _to(block, self._pool.device)
+        where = Where(namespace=request.namespace)
+        end = self._pool.page_floor(min(len(block), len(request.ids) - 1))
+        ids = request.ids[:end]
+        held = self._pool.match(ids, where)
+        native = self._pool.match(ids, Where(cache_salt=request.cache_salt))
+        with ExitStack() as keep:
+            keep.enter_context(self._pool.locked(held))
+            if held.length >= end:
+                if held.length:
+                    self._leases.take(request.rid, held.node, request.namespace, request.lease_s)
+                return _answer(request, held.length, 0, 0, block.nbytes, phases)
+            with self._pool.locked(native):
+                fresh = self._pool.allocate(end - held.length)
+                try:
+                    # Native KV of this prompt is exact and costs a copy; only what is left is lifted.
+                    start = max(held.length, min(native.length, end))
+                    copied = start - held.length
+                    with phases("write"):
+                        self._pool.copy(native.slots[held.length : start], fresh[:copied])
+                    scores = self._fill(block.span(start, end), start, fresh[copied:], pack, phases)
+                    with phases("score"):
+                        chosen = top_positions(scores, request.rho) + start
+                except Exception:
+                    self._pool.free(fresh)
+                    raise
+            return _Open(
+                request, where, held, fresh, end, chosen, block.nbytes, copied, scores, phases, keep.pop_all()
+            )
+
+    def _fill(self, span: KVBlock, start: int, slots: torch.Tensor, pack: Pack, phases: Phases) -> torch.Tensor:
+        if len(span) == 0:
+            return torch.empty(0, device=self._pool.device)
+
+        def write(layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+            self._pool.write(layer, slots, keys, values)
+
+        return pack.maps.fill(span, start, self._geometry, self._rotation, write, phases)
+
+    def _repair(self, opened: list[_Open], answers: list[dict[str, Any] | None], order: list[int]) -> None:
+        if not opened:
+            return
+        together = Phases()
+        try:
+            with together("recompute"):
+                self._executor.compute([_work(one) for one in opened if len(one.chosen)])
+        except Exception as error:
+            for index, one in zip(order, opened):
+                with one.keep:
+                    self._pool.free(one.fresh)
+                answers[index] = _fallback(error)
+            return
+        for index, one in zip(order, opened):
+            one.phases.ms.update(together.ms)
+            with one.keep:
+                answers[index] = self._publish(one)
+
+    def _publish(self, one: _Open) -> dict[str, Any]:
+        request = one.request
+        with one.phases("insert"):
+            try:
+                node = self._pool.insert(request.ids[: one.end], one.where, one.held, one.fresh)
+            except Exception as error:
+                self._pool.free(one.fresh)
+                return _fallback(error)
+            self._leases.take(request.rid, node, request.namespace, request.lease_s)
+        prefix = one.held.length + one.copied
+        answer = _answer(request, prefix, one.end - prefix, len(one.chosen), one.block_bytes, one.phases)
+        if request.explain:
+            answer["explain"] = {"positions": one.chosen.tolist(), "scores": one.scores.tolist(), "start": prefix}
+        return answer
+
+    def _pack(self, digest: str) -> Pack:
+        try:
+            return self._packs[digest]
+        except KeyError:
+            raise PackError(f"pack {digest[:12]} is not loaded; this worker has {sorted(self._packs)}") from None
+
+
+def _work(one: _Open) -> Work:
+    tokens = torch.tensor(one.request.ids)[one.chosen.cpu()]
+    return Work(tokens, one.chosen, torch.cat([one.held.slots, one.fresh]))
+
+
+def _answer(
+    request: LiftReq, prefix: int, lifted: int, recomputed: int, nbytes: int, phases: Phases
+) -> dict[str, Any]:
+    if prefix + lifted == 0:
+        return {"status": FALLBACK, "reason": "nothing to lift: the prompt has less than one page before its last token"}
+    return {
+        "status": APPLIED,
+        "reason": None,
+        "tokens": {"prompt": len(request.ids), "prefix": prefix, "lifted": lifted, "recomputed": recomputed},
+        "bytes": nbytes,
+        "ms": dict(phases.ms),
+    }
+
+
+def _fallback(error: Exception) -> dict[str, Any]:
+    """A failed lift costs a native prefill, never an answer; what is unexpected is logged in full."""
+    if not isinstance(error, KVLiftError):
+        logger.error("kvlift: a lift failed unexpectedly", exc_info=error)
+    return {"status": FALLBACK, "reason": f"{type(error).__name__}: {error}"}
+
+
+def _to(block: KVBlock, device: torch.device) -> KVBlock:
+    return KVBlock(
+        block.tokens, block.keys.to(device), block.values.to(device), block.geometry, block.identity
+    )

@@ -1,0 +1,45 @@
+"""Messages between the HTTP process and the scheduler. Handles travel here, never KV bytes."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional
+
+from sglang.srt.managers import io_struct
+from sglang.srt.managers.io_struct import BaseReq
+
+
+class ExportReq(BaseReq):
+    """Publish the KV of the longest cached prefix of `ids` that is native under `cache_salt`."""
+
+    ids: List[int]
+    cache_salt: Optional[str] = None
+
+
+class LiftReq(BaseReq):
+    """Lift the block behind `handle` to the prompt `ids`, under `namespace`."""
+
+    ids: List[int]
+    handle: str
+    pack: str
+    rho: float
+    namespace: str
+    cache_salt: Optional[str] = None
+    lease_s: float
+    explain: bool = False
+
+
+class ReleaseReq(BaseReq):
+    """Give up the lease, or the queued lift, of the request `lease`."""
+
+    lease: str
+
+
+class KVReply(BaseReq):
+    """The scheduler's answer to one of the above, with the rid of the question."""
+
+    body: Dict[str, Any]
+
+
+def register() -> None:
+    """Teaches SGLang's wire format these types. Call once in every process that sends or receives them."""
+    io_struct.hook_custom_types(ExportReq, LiftReq, ReleaseReq, KVReply)

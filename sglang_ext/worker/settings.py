@@ -1,0 +1,33 @@
+"""What a worker was told, carried to each of its processes in one environment variable."""
+
+from __future__ import annotations
+
+import os
+
+from pydantic import BaseModel, ConfigDict, Field
+
+ENV = "KVLIFT_WORKER"
+
+
+class WorkerSettings(BaseModel):
+    """Settings of the plugin; the server's own settings stay SGLang's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    packs: tuple[str, ...] = Field((), description="pack folders whose target is this model")
+    allow_bench_pack: bool = Field(False, description="also use packs of random weights, for measuring")
+    acceptance_threshold: float = Field(0.8, ge=0, le=1, description="least recovered share of an acceptance record")
+    rho: float = Field(0.3, ge=0, le=1, description="budget where a request names none")
+    lease_s: float = Field(10.0, gt=0, description="seconds that a lifted prefix stays locked for its request")
+    transfer_timeout_s: float = Field(5.0, gt=0, description="seconds for export, transfer and lift together")
+    transfer_max_bytes: int = Field(4 << 30, gt=0, description="largest block that is exported")
+
+    def publish(self) -> None:
+        """Puts these settings where child processes find them."""
+        os.environ[ENV] = self.model_dump_json()
+
+    @classmethod
+    def published(cls) -> WorkerSettings | None:
+        """The settings of this process, or None where it is no kvlift worker."""
+        text = os.environ.get(ENV)
+        return cls.model_validate_json(text) if text else None
