@@ -128,6 +128,6 @@ class KVBlock:
 def _checksum(tensors: dict[str, torch.Tensor]) -> str:
     digest = xxhash.xxh3_128()
     for name in sorted(tensors):
-        digest.update(name)
+        digest.update(name.encode())
         digest.update(tensors[name].view(torch.uint8).numpy())
     return digest.hexdigest()

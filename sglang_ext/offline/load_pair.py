@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Iterator
 
@@ -17,8 +16,7 @@ from sglang_ext.offline.calibrate import Progress, Settings, calibrate
 from sglang_ext.offline.executor import TransformersExecutor
 
 CONTEXT = 16_384
-PROMPT_TOKENS = 256
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+PROMPT_TOKENS = 128
 
 
 @dataclass(frozen=True)
@@ -90,19 +88,15 @@ def _noise(vocabulary: int, seed: int) -> Iterator[list[int]]:
 def _write_model(folder: Path, shape: Shape, seed: int) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    tokenizer = Path(str(files("sglang_ext"))) / "offline" / "family" / "models" / "kvlift-tiny-large"
-    folder.mkdir(parents=True)
-    for name in _TOKENIZER_FILES:
-        if (tokenizer / name).exists():
-            shutil.copy(tokenizer / name, folder / name)
-    config = Qwen3Config.from_pretrained(str(tokenizer))
-    config.update(
-        {
-            "num_hidden_layers": shape.layers, "hidden_size": shape.hidden, "intermediate_size": shape.mlp,
-            "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim,
-            "max_position_embeddings": CONTEXT, "tie_word_embeddings": True,
-            "layer_types": ["full_attention"] * shape.layers, "max_window_layers": shape.layers,
-        }  # fmt: skip
-    )
+    from sglang_ext.offline.family.tokenizer import TURN_END, build_tokenizer
+
+    tokenizer = build_tokenizer()
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), eos_token_id=tokenizer.convert_tokens_to_ids(TURN_END),
+        num_hidden_layers=shape.layers, hidden_size=shape.hidden, intermediate_size=shape.mlp,
+        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim,
+        max_position_embeddings=CONTEXT, tie_word_embeddings=True,
+    )  # fmt: skip
     torch.manual_seed(seed)
     Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -108,9 +108,9 @@ class CrossModelMap:
         geometry and rotation are the target's. Calls write(layer, keys, values) once per target layer
         with float32 [T, kv_heads, head_dim], keys rotated to their positions; never holds more than one
         layer's output. Returns the rank disagreement s_i (equation 2), summed over layers and sides:
-        float32 [T]. Adds to the phases `gather`, `map`, `score` and `write`.
+        float32 [T]. Adds to the phases `map`, `score` and `write`.
         """
-        with phases("gather"):
+        with phases("map"):
             features = SourceFeatures(block, self.dtype)
             positions = torch.arange(start, start + len(block), device=block.keys.device)
         scores = torch.zeros(len(block), device=block.keys.device)

@@ -201,10 +201,15 @@ def _answer(
 
 
 def _fallback(error: Exception) -> dict[str, Any]:
-    """A failed lift costs a native prefill, never an answer; what is unexpected is logged in full."""
+    return {"status": FALLBACK, "reason": explain(error)}
+
+
+def explain(error: Exception) -> str:
+    """The reason to answer with. A failure costs a native prefill, never the scheduler; one that
+    kvlift did not raise itself is also logged in full."""
     if not isinstance(error, KVLiftError):
-        logger.error("kvlift: a lift failed unexpectedly", exc_info=error)
-    return {"status": FALLBACK, "reason": f"{type(error).__name__}: {error}"}
+        logger.error("kvlift: an unexpected failure", exc_info=error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _to(block: KVBlock, device: torch.device) -> KVBlock:

@@ -8,14 +8,14 @@ from sglang.srt.managers import io_struct
 from sglang.srt.managers.io_struct import BaseReq
 
 
-class ExportReq(BaseReq):
+class ExportReq(BaseReq, tag=True, kw_only=True, array_like=True):
     """Publish the KV of the longest cached prefix of `ids` that is native under `cache_salt`."""
 
     ids: List[int]
     cache_salt: Optional[str] = None
 
 
-class LiftReq(BaseReq):
+class LiftReq(BaseReq, tag=True, kw_only=True, array_like=True):
     """Lift the block behind `handle` to the prompt `ids`, under `namespace`."""
 
     ids: List[int]
@@ -28,13 +28,13 @@ class LiftReq(BaseReq):
     explain: bool = False
 
 
-class ReleaseReq(BaseReq):
+class ReleaseReq(BaseReq, tag=True, kw_only=True, array_like=True):
     """Give up the lease, or the queued lift, of the request `lease`."""
 
     lease: str
 
 
-class KVReply(BaseReq):
+class KVReply(BaseReq, tag=True, kw_only=True, array_like=True):
     """The scheduler's answer to one of the above, with the rid of the question."""
 
     body: Dict[str, Any]

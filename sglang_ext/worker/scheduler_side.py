@@ -17,7 +17,7 @@ from sglang_ext.rope import Rotation
 from sglang_ext.transfer.pack import Pack
 from sglang_ext.worker.executor import SGLangExecutor
 from sglang_ext.worker.leases import Leases
-from sglang_ext.worker.lifting import FALLBACK, Lifter
+from sglang_ext.worker.lifting import FALLBACK, Lifter, explain
 from sglang_ext.worker.messages import ExportReq, KVReply, LiftReq, ReleaseReq
 from sglang_ext.worker.pool import Pool, Where
 from sglang_ext.worker.settings import WorkerSettings
@@ -69,8 +69,8 @@ class SchedulerSide:
                     request.ids[: prefix.length], keys, values, self._rotation, self.geometry, self.identity
                 )
                 handle = self._transport.publish(block)
-        except KVLiftError as error:
-            return KVReply(rid=request.rid, body={"tokens": 0, "reason": str(error)})
+        except Exception as error:
+            return KVReply(rid=request.rid, body={"tokens": 0, "reason": explain(error)})
         body = {"tokens": len(block), "handle": handle, "bytes": block.nbytes, "ms": phases.ms}
         return KVReply(rid=request.rid, body=body)
 
