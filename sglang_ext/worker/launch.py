@@ -7,6 +7,10 @@ import os
 from pathlib import Path
 from typing import Sequence
 
+from sglang_ext.errors import WorkerError
+from sglang_ext.hub import local_folder
+from sglang_ext.worker import checks
+from sglang_ext.worker.checks import Check
 from sglang_ext.worker.settings import WorkerSettings
 
 
@@ -49,32 +53,41 @@ def has_native_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     return "avx512_bf16" in flags or "amx_bf16" in flags or " bf16" in flags
 
 
-def run_worker(model: str, arguments: Sequence[str], settings: WorkerSettings, workers_on_host: int) -> None:
-    """Runs the server until it is stopped. Raises WorkerError where it cannot carry the plugin.
+def prepare_environment(workers_on_host: int) -> bool:
+    """Sets what SGLang reads at import on a machine without CUDA, unless it is set; changes nothing on one
+    with CUDA. Call before anything imports sglang. Returns whether the worker will run on the CPU.
 
     workers_on_host: how many workers share this machine's cores.
     """
+    if has_cuda():
+        return False
+    cores = max(1, len(os.sched_getaffinity(0)) // max(1, workers_on_host))
+    for name, value in cpu_environment(cores).items():
+        os.environ.setdefault(name, value)
+    return True
+
+
+def process_checks(settings: WorkerSettings) -> list[Check]:
+    """Loads the plugin into this process as SGLang would, and says what holds."""
     settings.publish()
-    extra: list[str] = []
-    if not has_cuda():
-        cores = max(1, len(os.sched_getaffinity(0)) // max(1, workers_on_host))
-        for name, value in cpu_environment(cores).items():
-            os.environ.setdefault(name, value)
-        extra = cpu_arguments(arguments)
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    return checks.release_checks() + checks.live_checks()
+
+
+def run_worker(model: str, arguments: Sequence[str], settings: WorkerSettings, workers_on_host: int) -> None:
+    """Runs the server until it is stopped. Raises WorkerError where it cannot carry the plugin."""
+    extra = cpu_arguments(arguments) if prepare_environment(workers_on_host) else []
+    checks.require(process_checks(settings))
 
     from sglang.srt.entrypoints.http_server import get_global_state, launch_server
-    from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree
 
-    from sglang_ext.errors import WorkerError
-    from sglang_ext.hub import local_folder
-    from sglang_ext.worker import checks
-
-    load_plugins()
-    checks.require(checks.release_checks() + checks.live_checks())
     args = prepare_server_args(["--model-path", model, "--enable-cache-report", *extra, *arguments])
-    checks.require(checks.server_checks(args) + checks.model_checks(str(local_folder(model, args.revision))))
+    folder = local_folder(model, args.revision)
+    checks.require(checks.server_checks(args) + checks.model_checks(str(folder)))
 
     def require_live_scheduler() -> None:
         if "kvlift" not in get_global_state().scheduler_info:

@@ -1,0 +1,19 @@
+"""When to escalate: signals in, decision out. Pure Python; no network, no torch.
+
+A policy is its own parameters (a frozen pydantic model, so that a YAML file can hold it); `begin()`
+gives a judge for one request. The judge is told what happens, in order, and answers each time:
+
+    judge = AvgLogprob(threshold=-0.3).begin()
+    judge.on_request(facts)      once, before the attempt
+    judge.on_token(token)        for each token of the answer
+    judge.on_finish(finish)      once, when the answer is complete
+
+Each answer is a `Decision`: keep, escalate or wait, with a reason from a small fixed vocabulary. The first
+answer that is not `wait` is final and the caller stops asking; `on_finish` never answers `wait`.
+"""
+
+from policies.base import Judge, Policy
+from policies.catalogue import AnyPolicy
+from policies.signals import Decision, Finish, RequestFacts, Token, Verdict
+
+__all__ = ["AnyPolicy", "Decision", "Finish", "Judge", "Policy", "RequestFacts", "Token", "Verdict"]

@@ -1,0 +1,150 @@
+"""A chat request: what the client asked, and the body that a worker is sent for it.
+
+The body is kept as the client wrote it; fields that the router does not know are forwarded.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from policies import RequestFacts
+from router.errors import RequestError
+
+
+class Options(BaseModel):
+    """The body key `kvlift`: what one request may decide for itself. Never forwarded."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    policy: str | None = None
+    rho: float | None = Field(default=None, ge=0, le=1)
+    lift: Literal["auto", "never", "require"] = "auto"
+    debug: bool = False  # show the text of discarded attempts
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One validated request. `body` is the client's, without `kvlift`."""
+
+    body: dict[str, Any]
+    options: Options
+    model: str
+    stream: bool
+    wants_usage: bool  # a last chunk with the usage was asked for
+    top_logprobs: int | None  # what the client asked for: None without `logprobs`
+
+    @classmethod
+    def parse(cls, raw: bytes) -> ChatRequest:
+        """Raises `RequestError`."""
+        try:
+            body = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from error
+        if not isinstance(body, dict):
+            raise RequestError(f"the body is a JSON {type(body).__name__}; expected an object", code="invalid_json")
+        options = _options(body.pop("kvlift", None))
+        stream_options = _typed(body, "stream_options", dict) or {}
+        if "extra_key" in body:
+            raise RequestError(
+                "extra_key is set by the router, which names lifted KV with it; use cache_salt to keep caches apart",
+                code="unsupported_parameter",
+                param="extra_key",
+            )
+        return cls(
+            body=body,
+            options=options,
+            model=_model(body),
+            stream=bool(_typed(body, "stream", bool)),
+            wants_usage=bool(stream_options.get("include_usage")),
+            top_logprobs=(_typed(body, "top_logprobs", int) or 0) if _typed(body, "logprobs", bool) else None,
+        )
+
+    def for_worker(self, served: str, *, judged_by: int | None, namespace: str | None) -> dict[str, Any]:
+        """The body for a worker that serves `served`.
+
+        `judged_by`: alternatives per token that the policy reads, None for no log-probabilities.
+        `namespace`: where the worker holds this prompt's lifted KV; the salt is folded into it already.
+        """
+        body = dict(self.body)
+        body["model"] = served
+        if self.stream:  # the usage is reported in the extension field whether asked for or not
+            body["stream_options"] = {**(self.body.get("stream_options") or {}), "include_usage": True}
+        if judged_by is not None:
+            body["logprobs"] = True
+            if wanted := max(judged_by, self.top_logprobs or 0):
+                body["top_logprobs"] = wanted
+        if namespace is not None:
+            body.pop("cache_salt", None)
+            body["extra_key"] = namespace
+        return body
+
+    def facts(self) -> RequestFacts:
+        """What a policy may know before the attempt."""
+        messages = self.body.get("messages")
+        messages = messages if isinstance(messages, list) else []
+        response_format = self.body.get("response_format")
+        return RequestFacts(
+            characters=sum(_characters(message) for message in messages),
+            messages=len(messages),
+            has_tools=bool(self.body.get("tools")),
+            wants_json=isinstance(response_format, dict) and response_format.get("type") != "text",
+        )
+
+    def refuse_choices(self, tiers: list[str]) -> None:
+        """Raises `RequestError` for `n` above 1: a policy judges one answer."""
+        n = self.body.get("n")
+        if n is not None and n != 1:
+            raise RequestError(
+                f"n is {n!r}; a policy judges one answer, so n must be 1. "
+                f"For more, set model to a tier, which is then asked directly: {', '.join(tiers)}",
+                code="unsupported_value",
+                param="n",
+            )
+
+    def answer_tokens(self) -> int:
+        """The most tokens the client lets the answer have; 0 where it set none."""
+        limits = (self.body.get(key) for key in ("max_completion_tokens", "max_tokens"))
+        return next((limit for limit in limits if type(limit) is int), 0)
+
+
+def _options(value: Any) -> Options:
+    if value is None:
+        return Options()
+    try:
+        return Options.model_validate(value)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        key = ".".join(["kvlift", *(str(part) for part in fault["loc"])])
+        raise RequestError(
+            f"{key}: {fault['msg']} (known keys: {', '.join(Options.model_fields)})", code="invalid_value", param=key
+        ) from error
+
+
+def _model(body: dict[str, Any]) -> str:
+    model: str | None = _typed(body, "model", str)
+    if not model:
+        raise RequestError("model is missing; GET /v1/models lists the names", code="missing_parameter", param="model")
+    return model
+
+
+def _typed(body: dict[str, Any], key: str, kind: type) -> Any:
+    """The value under `key`, or None. Raises `RequestError` where it is of another type."""
+    value = body.get(key)
+    if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+        message = f"{key} is {json.dumps(value)[:80]}; expected a JSON {kind.__name__}"
+        raise RequestError(message, code="invalid_type", param=key)
+    return value
+
+
+def _characters(message: Any) -> int:
+    content = message.get("content") if isinstance(message, dict) else None
+    if isinstance(content, str):
+        return len(content)
+    if not isinstance(content, list):
+        return 0
+    texts = (part.get("text") for part in content if isinstance(part, dict))
+    return sum(len(text) for text in texts if isinstance(text, str))

@@ -1,0 +1,135 @@
+"""HTTP to one worker, over kept-alive connections.
+
+A worker with a key in the config is called with that key and no other. A worker without one is called without
+any: the client's own Authorization header is never forwarded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+from pydantic import BaseModel
+
+from router.config import Limits, Tier
+from router.errors import ConfigError, UpstreamBroken, UpstreamError, UpstreamRefused, UpstreamStatus
+
+# Less than the 5 s after which uvicorn, and so SGLang, closes an idle connection: a request must not meet the close.
+_KEEP_IDLE_S = 4.0
+_ERROR_BYTES = 64 * 1024
+
+
+class Pack(BaseModel):
+    name: str
+    digest: str
+    source_model_digest: str
+    accepted: bool
+    bench_only: bool = False
+    reason: str | None = None
+
+
+class Capabilities(BaseModel):
+    """What a worker says of itself at `/kv/capabilities`; keys that are not listed here are ignored."""
+
+    protocol: int
+    model: str
+    model_digest: str
+    tokenizer_digest: str
+    template_digest: str
+    context_length: int | None = None
+    packs: list[Pack] = []
+
+
+class Worker:
+    """The worker of one tier. `aclose` ends its connections."""
+
+    def __init__(self, tier: Tier, limits: Limits) -> None:
+        """Raises `ConfigError` where the tier's address or key is not known."""
+        if tier.address is None:
+            raise ConfigError(
+                f"tier {tier.name!r} has no address: use kvlift up, which starts it, or replace 'start' by 'address'"
+            )
+        self.tier = tier
+        self.name = tier.name
+        self.address = tier.address.rstrip("/")
+        self.api_key = tier.api_key()
+        headers = {"accept-encoding": "identity", "content-type": "application/json"}
+        if self.api_key:
+            headers["authorization"] = f"Bearer {self.api_key}"
+        self._client = httpx.AsyncClient(
+            base_url=self.address,
+            headers=headers,
+            timeout=httpx.Timeout(None, connect=limits.connect_s),  # the other limits are the attempt's
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEEP_IDLE_S),
+            trust_env=False,  # a proxy of the machine is not between the router and its workers
+        )
+
+    async def open_chat(self, content: bytes) -> httpx.Response:
+        """Posts a chat request; the answer's body is not read yet and the caller closes it.
+
+        Raises `UpstreamError`.
+        """
+        request = self._client.build_request("POST", "/v1/chat/completions", content=content)
+        try:
+            response = await self._client.send(request, stream=True)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise UpstreamRefused(self.name, f"no connection to {self.address}: {error!r}") from error
+        except httpx.TransportError as error:
+            raise UpstreamBroken(self.name, "connection_lost", f"no answer from {self.address}: {error!r}") from error
+        if response.status_code == 200:
+            return response
+        try:
+            raise UpstreamStatus(self.name, response.status_code, await _error_of(response))
+        finally:
+            await response.aclose()
+
+    async def healthy(self, timeout_s: float) -> None:
+        """Asks `/health`. Raises `UpstreamError` unless the worker says that it is well."""
+        await self._get("/health", timeout_s)
+
+    async def capabilities(self, timeout_s: float) -> Capabilities:
+        """Asks `/kv/capabilities`. Raises `UpstreamError`, or pydantic's `ValidationError`."""
+        return Capabilities.model_validate_json((await self._get("/kv/capabilities", timeout_s)).content)
+
+    async def lift(self, payload: dict[str, Any], timeout_s: float) -> bytes:
+        """Posts `/kv/lift` and returns the answer's body. Raises `UpstreamError`."""
+        return (await self._call("POST", "/kv/lift", timeout_s, json.dumps(payload).encode())).content
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    async def _get(self, path: str, timeout_s: float) -> httpx.Response:
+        return await self._call("GET", path, timeout_s, None)
+
+    async def _call(self, method: str, path: str, timeout_s: float, content: bytes | None) -> httpx.Response:
+        try:
+            async with asyncio.timeout(timeout_s):
+                response = await self._client.request(method, path, content=content)
+        except TimeoutError as error:
+            raise UpstreamError(self.name, "timeout", f"{path} took more than {timeout_s:g} s") from error
+        except httpx.TransportError as error:
+            raise UpstreamRefused(self.name, f"{self.address}{path}: {error!r}") from error
+        if response.status_code != 200:
+            raise UpstreamStatus(self.name, response.status_code, _parsed(response.content))
+        return response
+
+
+async def _error_of(response: httpx.Response) -> Any:
+    body = b""
+    try:
+        async for chunk in response.aiter_bytes():
+            body += chunk
+            if len(body) > _ERROR_BYTES:
+                break
+    except httpx.TransportError as error:
+        return f"{error!r} while reading the error"
+    return _parsed(body)
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return body[:500].decode(errors="replace")

@@ -1,0 +1,84 @@
+"""What a person sees of a calibration: progress while it runs, the fit and the record when it is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from sglang_ext.hub import local_folder
+from sglang_ext.offline.calibrate import Progress, Settings, calibrate
+from sglang_ext.offline.corpus import encode, read_prompts
+from sglang_ext.offline.executor import TransformersExecutor
+from sglang_ext.transfer.pack import Manifest
+
+
+class RichProgress(Progress):
+    """Two bars with an estimate of the time left. A context manager."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = Bar(*columns, console=Console(stderr=True))
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> RichProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._bar.stop()
+
+    def tokens(self, seen: int, wanted: int) -> None:
+        self._show("calibration tokens", seen, wanted)
+
+    def prompts(self, seen: int, wanted: int) -> None:
+        self._show("acceptance prompts", seen, wanted)
+
+    def _show(self, what: str, seen: int, wanted: int) -> None:
+        if what not in self._tasks:
+            self._tasks[what] = self._bar.add_task(what, total=wanted)
+        self._bar.update(self._tasks[what], completed=seen)
+
+
+def calibrate_and_report(source: str, target: str, data: str, out: Path, settings: Settings, device: str) -> None:
+    """Loads both models, writes the pack to `out` and prints its fit and acceptance."""
+    from transformers import AutoTokenizer
+
+    folders = local_folder(source), local_folder(target)
+    tokenizer = AutoTokenizer.from_pretrained(str(folders[1]))
+    left, right = (TransformersExecutor.from_folder(folder, device) for folder in folders)
+    prompts = (encode(tokenizer, record) for record in read_prompts(data))
+    names = (folders[0].name, folders[1].name)
+    with RichProgress() as progress:
+        pack = calibrate(left, right, names, data, prompts, settings, progress).save(out)
+    show(pack.manifest, Console())
+    Console().print(f"pack {pack.digest[:12]} written to {out}")
+
+
+def show(manifest: Manifest, console: Console) -> None:
+    """Prints R-squared per layer and side, the four arms and the attention cosine."""
+    table = Table(title=f"{manifest.name}: {manifest.source.name} -> {manifest.target.name}, {manifest.tokens} tokens")
+    for column in ("layer", "key sources", "key R²", "held out", "value sources", "value R²", "held out", "attention cosine"):
+        table.add_column(column, justify="right")
+    record = manifest.acceptance
+    for layer, sides in enumerate(manifest.layers):
+        cells = [str(layer)]
+        for side in ("key", "value"):
+            one = sides[side]
+            cells += [",".join(map(str, one.sources)), f"{one.r2:.3f}", f"{one.r2_held_out:.3f}"]
+        table.add_row(*cells, f"{record.attention_cosine[layer]:.4f}" if record else "-")
+    console.print(table)
+    if record is None:
+        console.print("no acceptance record: the pack is bench-only")
+        return
+    arms = Table(title=f"acceptance on {record.prompts} held-out prompts, rho = {record.rho}, {record.selector}")
+    for column in ("cache", "agreement with the target", "KL, nats per token"):
+        arms.add_column(column, justify="right")
+    for name in ("target", "lifted", "wrong_prompt", "no_context"):
+        arm = getattr(record, name)
+        arms.add_row(name.replace("_", " "), f"{arm.agreement:.3f}", f"{arm.kl:.4f}")
+    console.print(arms)
+    console.print(f"recovered share of the target's agreement: {record.recovered:.3f}")

@@ -1,0 +1,183 @@
+"""The YAML file: what is refused, and where the message points."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from router import locate
+from router.cli import build
+from router.config import Config, load_config
+from router.errors import ConfigError
+from router.gateway import Gateway
+
+GOOD = """\
+tiers:
+  - name: small
+    served: served-small
+    address: http://127.0.0.1:1
+  - name: large
+    served: served-large
+    start:
+      model: somewhere
+      args: {mem-fraction-static: 0.3, disable-radix-cache: true}
+policies:
+  sure:
+    method: avg_logprob
+    threshold: -0.5
+default_policy: sure
+limits:
+  retries: 1
+"""
+
+
+def load(tmp_path, text):
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    return load_config(file)
+
+
+def refusal(tmp_path, text):
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    return str(caught.value).replace(f"{tmp_path}/", "")
+
+
+def test_a_good_file_is_what_it_says(tmp_path):
+    config = load(tmp_path, GOOD)
+    assert [tier.name for tier in config.tiers] == ["small", "large"]
+    assert config.policies["sure"].threshold == -0.5
+    assert config.limits.retries == 1
+    assert config.listen.host == "127.0.0.1"  # loopback unless told otherwise
+    assert config.tiers[1].start.arguments() == ["--mem-fraction-static", "0.3", "--disable-radix-cache"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("  retries: 1", "  retris: 1", "c.yaml:16: limits.retris: unknown key; did you mean 'retries'?"),
+        ("    threshold", "    treshold", "c.yaml:13: policies.sure.treshold: unknown key; did you mean 'threshold'?"),
+        (
+            "    served: served-small",
+            "    served: served-small\n    zzz: 1",
+            "c.yaml:4: tiers.0.zzz: unknown key; remove it",
+        ),
+        ("threshold: -0.5", "threshold: high", "c.yaml:13: policies.sure.threshold:"),
+        ("avg_logprob", "guess", "c.yaml:12: policies.sure"),
+        (
+            "retries: 1",
+            "retries: -1",
+            "c.yaml:16: limits.retries: Input should be greater than or equal to 0 (found -1)",
+        ),
+        ("    served: served-small\n", "", "c.yaml:2: tiers.0.served: Field required"),
+        ("http://", "tcp://", "c.yaml:4: tiers.0.address:"),
+        ("    address: http://127.0.0.1:1\n", "", "c.yaml:2: tiers.0: give either 'address'"),
+        ("mem-fraction-static", "port", "c.yaml:9: tiers.1.start.args.port: set by kvlift up"),
+        ("disable-radix-cache: true", "disable-radix-cache: false", "c.yaml:9: tiers.1.start.args.disable-radix-cache"),
+        ("model: somewhere", "model: family:nothing", "c.yaml:8: tiers.1.start.model: 'family:nothing': no folder"),
+        (
+            "default_policy: sure",
+            "default_policy: unsure",
+            "c.yaml:14: default_policy: no policy 'unsure' under policies; known: sure",
+        ),
+        ("name: large", "name: sure", "c.yaml:5: tiers.1.name: the name 'sure' is taken by policies.sure"),
+        ("name: large", "name: small", "c.yaml:5: tiers.1.name: the name 'small' is taken by tiers.0.name"),
+        ("  sure:", "  kvlift:", "c.yaml:11: policies.kvlift: the name 'kvlift' stands for"),
+        (
+            "limits:",
+            "lift: {pairs: [{source: small, target: huge, pack: p}]}\nlimits:",
+            "c.yaml:15: lift.pairs.0.target: no tier 'huge'; tiers: small, large",
+        ),
+        (
+            "limits:",
+            "lift: {pairs: [{source: large, target: small, pack: p}]}\nlimits:",
+            "c.yaml:15: lift.pairs.0: 'large' must come before 'small'",
+        ),
+        (
+            "limits:",
+            "lift: {rho: 1.5}\nlimits:",
+            "c.yaml:15: lift.rho: Input should be less than or equal to 1 (found 1.5)",
+        ),
+        ("  retries: 1", "  retries: 1\n  retries: 2", "c.yaml:17: retries: given twice, first on line 16"),
+        ("limits:", "limits: [", "c.yaml: not YAML"),
+    ],
+)
+def test_case_36_a_fault_is_named_with_file_line_and_key(tmp_path, old, new, message):
+    assert old in GOOD
+    assert message in refusal(tmp_path, GOOD.replace(old, new))
+
+
+def test_an_empty_or_missing_file_is_refused(tmp_path):
+    assert "empty" in refusal(tmp_path, "")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path / "none.yaml")
+
+
+def test_all_faults_are_named_at_once_in_the_files_order(tmp_path):
+    lines = refusal(tmp_path, GOOD.replace("retries", "retris").replace("threshold", "treshold")).split("\n")
+    assert [line.split(":")[1] for line in lines] == ["13", "16"]
+
+
+def test_a_key_that_is_not_exported_is_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    config = load(
+        tmp_path, GOOD.replace("    served: served-small", "    served: served-small\n    api_key_env: NO_SUCH_KEY")
+    )
+    with pytest.raises(ConfigError, match="NO_SUCH_KEY"):
+        config.tiers[0].api_key()
+
+
+def test_the_router_alone_needs_addresses(tmp_path):
+    with pytest.raises(ConfigError, match="kvlift up"):
+        Gateway(load(tmp_path, GOOD))
+
+
+def test_connect_s_is_the_connect_timeout(tmp_path):
+    from router.worker import Worker
+
+    config = load(tmp_path, GOOD.replace("  retries: 1", "  connect_s: 1.5"))
+    assert Worker(config.tiers[0], config.limits)._client.timeout.connect == 1.5
+
+
+def test_the_example_names_the_tiny_family(tmp_path, monkeypatch):
+    root = tmp_path / "family"
+    for folder in ("models/kvlift-tiny-small", "models/kvlift-tiny-large", "packs/tiny-small-to-large"):
+        (root / folder).mkdir(parents=True)
+    monkeypatch.setattr(locate, "_family_root", lambda: root)
+    config = load_config(Path(locate.__file__).parent / "examples" / "laptop.yaml")
+    assert config.tiers[0].start.model == str(root / "models/kvlift-tiny-small")
+    assert config.tiers[1].start.packs == [str(root / "packs/tiny-small-to-large")]
+    assert config.pack("small", "large") == "tiny-small-to-large"
+
+
+def test_config_check_says_good_or_what_is_wrong(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text(GOOD)
+    good = CliRunner().invoke(build(), ["config", "check", str(file)])
+    assert good.exit_code == 0 and "small -> large" in good.output
+    file.write_text(GOOD.replace("retries", "retris"))
+    bad = CliRunner().invoke(build(), ["config", "check", str(file)])
+    assert bad.exit_code == 1 and "c.yaml:16" in bad.output
+
+
+def test_the_router_and_its_policies_never_import_torch():
+    code = (
+        "import sys, router.app, router.up, router.cli, router.locate\n"
+        "router.locate._family_root()\n"
+        "print([m for m in ('torch', 'sglang', 'sglang_ext.offline') if m in sys.modules])"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"
+
+
+def test_the_config_of_the_schema_is_the_config_of_the_docs():
+    """Every key of every section has a place in these tests or in those of the part that it steers."""
+    tested = Path(__file__).parent
+    texts = "".join(file.read_text() for file in tested.glob("*.py"))
+    schema = Config.model_json_schema()
+    keys = {key for part in (schema, *schema["$defs"].values()) for key in part.get("properties", {})}
+    assert [key for key in keys if key not in texts] == []

@@ -1,0 +1,113 @@
+"""Real workers for the tests: started once, stopped with every process they started."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, Sequence
+
+import httpx
+
+from router import processes
+
+START_S = 400
+
+
+class Worker:
+    """One `kvlift worker`. `call` posts JSON; the strict memory checks of SGLang are on."""
+
+    def __init__(self, name: str, model: Path, folder: Path, packs: Sequence[Path] = (), arguments: Sequence[str] = (), api_key: str | None = None) -> None:
+        self.name, self.model, self.api_key = name, model, api_key
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = folder / f"{name}.log"
+        self.client = httpx.Client(base_url=self.url, timeout=300, headers=self._headers())
+        command = [sys.executable, "-m", "router.cli", "worker", "--model", str(model), "--port", str(self.port)]
+        for pack in packs:
+            command += ["--pack", str(pack)]
+        if api_key:
+            command += ["--api-key", api_key]
+        command += ["--allow-bench-pack", "--workers-on-host", "2", "--max-total-tokens", "40000", "--dtype", "float32"]
+        strict = {f"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_{when}": "1" for when in ("BUSY", "IDLE")}
+        previous = {key: os.environ.get(key) for key in strict}
+        os.environ.update(strict)
+        try:
+            self._process = processes.start([*command, *arguments], self.log)
+        finally:
+            for key, value in previous.items():
+                os.environ.pop(key) if value is None else os.environ.update({key: value})
+
+    def wait(self) -> Worker:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            assert self._process.poll() is None, f"{self.name} ended at start:\n{self.tail()}"
+            try:
+                if self.client.get("/health", timeout=5).status_code == 200:
+                    return self
+            except httpx.HTTPError:
+                pass
+            time.sleep(0.5)
+        raise AssertionError(f"{self.name} was not ready in {START_S} s:\n{self.tail()}")
+
+    def call(self, path: str, **body: Any) -> dict[str, Any]:
+        reply = self.client.post(path, json=body)
+        assert reply.status_code == 200, f"{path}: {reply.status_code} {reply.text}\n{self.tail()}"
+        return reply.json()
+
+    def flush(self) -> None:
+        reply = self.client.post("/flush_cache", params={"timeout": 30})
+        assert reply.status_code == 200, f"flush: {reply.text}\n{self.tail()}"
+
+    def generate(self, ids: Sequence[int], tokens: int = 8, **more: Any) -> dict[str, Any]:
+        """Greedy, end of text ignored, with the first token's top log-probabilities."""
+        sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        return self.call(
+            "/generate", input_ids=list(ids), sampling_params=sampling, return_logprob=True, top_logprobs_num=50, **more
+        )  # fmt: skip
+
+    def lift(self, source: Worker, ids: Sequence[int], pack: str, rho: float = 0.3, **more: Any) -> dict[str, Any]:
+        where = {"url": source.url, "api_key": source.api_key}
+        return self.call("/kv/lift", input_ids=list(ids), source=where, pack=pack, rho=rho, timeout_s=120, **more)
+
+    def alive(self) -> bool:
+        return self._process.poll() is None and self.client.get("/health").status_code == 200
+
+    def tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-30:]) if self.log.exists() else ""
+
+    def kill_scheduler(self) -> None:
+        """Ends the scheduler process at once, as a crash would."""
+        for process in processes.tree(self._process.pid):
+            if "scheduler" in process.name() or any("scheduler" in part for part in process.cmdline()):
+                process.kill()
+
+    def stop(self) -> None:
+        self.client.close()
+        processes.end(processes.tree(self._process.pid), 10)
+        self._process.wait()
+
+    def _headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def text(answer: dict[str, Any]) -> list[int]:
+    """The tokens of a /generate answer."""
+    return [token for _, token, _ in answer["meta_info"]["output_token_logprobs"]]
+
+
+def first_logprobs(answer: dict[str, Any]) -> dict[int, float]:
+    """The first token's top log-probabilities, by token."""
+    return {token: logprob for logprob, token, _ in answer["meta_info"]["output_top_logprobs"][0]}
+
+
+def cached(answer: dict[str, Any]) -> int:
+    return answer["meta_info"]["cached_tokens"]

@@ -1,0 +1,201 @@
+"""Laws of export and lift on real SGLang workers, fp32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from sglang_ext.block import KVBlock
+from sglang_ext.offline.executor import TransformersExecutor
+from sglang_ext.rope import Rotation
+from sglang_ext.transfer.pack import Pack
+from tests.worker.conftest import PACK, Fleet
+from tests.worker.servers import Worker, cached, first_logprobs, text
+
+TOLERANCE = 1e-3
+
+
+def close(left: dict[int, float], right: dict[int, float]) -> bool:
+    """Equal log-probabilities on every token that both list."""
+    shared = left.keys() & right.keys()
+    return len(shared) >= len(left) - 2 and all(abs(left[t] - right[t]) < TOLERANCE for t in shared)
+
+
+def self_lift(worker: Worker, ids: list[int], rho: float) -> dict:
+    """Prefills natively, lifts the worker onto itself under a namespace, and leaves only that."""
+    return worker.lift(worker, ids, "identity", rho)
+
+
+@pytest.mark.parametrize("name", ["small", "large"])
+def test_an_exported_block_is_the_models_own_kv(fleet: Fleet, reference: dict[str, TransformersExecutor], prompt, name: str):
+    worker, ids = getattr(fleet, name), prompt(70)
+    worker.generate(ids, tokens=1)
+    exported = worker.call("/kv/export", input_ids=ids)
+    assert exported["tokens"] == len(ids)
+    block = KVBlock.load(Path("/dev/shm") / exported["handle"])
+    worker.call("/kv/release", handle=exported["handle"])
+    rows, _ = reference[name].prefill([ids])
+    assert block.tokens.tolist() == ids
+    assert torch.allclose(block.values, rows[0].values, atol=1e-3, rtol=1e-3)
+    for layer in range(block.geometry.layers):
+        at_home = block.keys_at(layer, 0, Rotation(block.geometry.rope))
+        assert torch.allclose(at_home, rows[0].keys[layer], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["large", "smol"])
+def test_a_model_lifted_onto_itself_without_recompute_gives_the_native_text(fleet: Fleet, prompt, name: str):
+    """Export, undo rotation, map by the identity, rotate, insert: nothing may be lost on the way."""
+    worker, ids = getattr(fleet, name), prompt(120, seed=1)
+    native = worker.generate(ids)
+    # Another salt keeps the native copy out of reach, so that the namespace holds lifted KV only.
+    lifted = worker.lift(worker, ids, "identity", rho=0.0, cache_salt="other")
+    assert lifted["status"] == "applied", lifted
+    assert lifted["tokens"] == {"prompt": 120, "prefix": 0, "lifted": 119, "recomputed": 0}
+    again = worker.generate(ids, extra_key=lifted["namespace"])
+    assert cached(again) == len(ids) - 1
+    assert text(again) == text(native)
+    assert close(first_logprobs(again), first_logprobs(native))
+
+
+def test_mapped_kv_is_never_seen_without_its_namespace(fleet: Fleet, prompt):
+    """Case 46."""
+    ids = prompt(100, seed=2)
+    fleet.small.generate(ids, tokens=1)
+    lifted = fleet.large.lift(fleet.small, ids, "tiny-small-to-large")
+    assert lifted["status"] == "applied", lifted
+    assert cached(fleet.large.generate(ids)) == 0
+    assert cached(fleet.large.generate(ids, extra_key=lifted["namespace"])) == len(ids) - 1
+
+
+def test_salts_share_nothing(fleet: Fleet, prompt):
+    """Case 44: another tenant's salt gives another namespace, and no export of this one's KV."""
+    ids = prompt(60, seed=3)
+    fleet.small.generate(ids, tokens=1, cache_salt="a")
+    where = {"url": fleet.small.url, "cache_salt": "b"}
+    refused = fleet.large.call("/kv/lift", input_ids=ids, source=where, pack="tiny-small-to-large", cache_salt="b")
+    assert refused["status"] == "fallback_prefill" and "no KV of this prompt" in refused["reason"]
+    spaces = set()
+    for salt in ("a", "b", None):
+        where = {"url": fleet.small.url, "cache_salt": "a"}
+        answer = fleet.large.call("/kv/lift", input_ids=ids, source=where, pack="tiny-small-to-large", cache_salt=salt)
+        spaces.add(answer["namespace"])
+    assert len(spaces) == 3
+
+
+@pytest.mark.parametrize("pack", ["noise", "tiny-small-to-large"])
+def test_a_full_budget_gives_the_native_logits_whatever_the_map(fleet: Fleet, prompt, pack: str):
+    ids = prompt(90, seed=4)
+    fleet.small.generate(ids, tokens=1)
+    lifted = fleet.large.lift(fleet.small, ids, pack, rho=1.0)
+    assert lifted["tokens"]["recomputed"] == lifted["tokens"]["lifted"] == len(ids) - 1
+    ours = fleet.large.generate(ids, extra_key=lifted["namespace"])
+    native = fleet.large.generate(ids)
+    assert cached(ours) == len(ids) - 1 and cached(native) == 0
+    assert close(first_logprobs(ours), first_logprobs(native))
+    assert text(ours) == text(native)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.2, 0.5])
+def test_map_score_and_chosen_set_equal_the_transformers_executor(
+    fleet: Fleet, reference: dict[str, TransformersExecutor], prompt, rho: float
+):
+    ids = prompt(110, seed=5)
+    fleet.small.generate(ids, tokens=1)
+    lifted = fleet.large.lift(fleet.small, ids, "tiny-small-to-large", rho=rho, explain=True)
+    rows, _ = reference["small"].prefill([ids])
+    block = reference["small"].block(rows[0], ids)
+    maps = Pack.load(PACK).maps
+    scores = reference["large"].fill_mapped(reference["large"].row(len(ids)), block.span(0, len(ids) - 1), maps)
+    theirs = torch.tensor(lifted["explain"]["scores"])
+    assert torch.allclose(theirs, scores, rtol=2e-3, atol=1e-3 * float(scores.max()))
+    _, logits, [plan] = reference["large"].lift([ids], [block], maps, rho)
+    assert lifted["explain"]["positions"] == plan.compute[:-1].tolist()
+    ours = first_logprobs(fleet.large.generate(ids, extra_key=lifted["namespace"]))
+    expected = logits[0].log_softmax(-1)
+    assert all(abs(expected[token] - logprob) < TOLERANCE for token, logprob in ours.items())
+
+
+def test_a_batch_of_lifts_gives_what_single_lifts_give(fleet: Fleet, prompt):
+    from concurrent.futures import ThreadPoolExecutor
+
+    prompts = [prompt(40 + 13 * i, seed=10 + i) for i in range(8)]
+    for ids in prompts:
+        fleet.small.generate(ids, tokens=1)
+
+    def lift(ids: list[int]) -> dict:
+        return fleet.large.lift(fleet.small, ids, "tiny-small-to-large", explain=True)
+
+    def answers(lifted: list[dict]) -> list[dict]:
+        return [fleet.large.generate(ids, extra_key=one["namespace"]) for ids, one in zip(prompts, lifted)]
+
+    alone = [lift(ids) for ids in prompts]
+    single = answers(alone)
+    fleet.large.flush()
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        together = list(pool.map(lift, prompts))
+    batched = answers(together)
+    for one, other, left, right in zip(alone, together, single, batched):
+        assert one["explain"]["positions"] == other["explain"]["positions"]
+        assert one["tokens"] == other["tokens"]
+        assert close(first_logprobs(left), first_logprobs(right))
+        assert text(left) == text(right)
+
+
+def test_the_same_prompt_lifted_twice_at_once_leaves_one_copy(fleet: Fleet, prompt):
+    from concurrent.futures import ThreadPoolExecutor
+
+    ids = prompt(80, seed=20)
+    fleet.small.generate(ids, tokens=1)
+    with ThreadPoolExecutor(4) as pool:
+        lifted = list(pool.map(lambda _: fleet.large.lift(fleet.small, ids, "tiny-small-to-large"), range(4)))
+    assert {one["status"] for one in lifted} == {"applied"}
+    assert len({one["namespace"] for one in lifted}) == 1
+    assert cached(fleet.large.generate(ids, extra_key=lifted[0]["namespace"])) == len(ids) - 1
+
+
+def test_only_what_the_target_does_not_hold_is_lifted(fleet: Fleet, prompt):
+    """A native prefix is copied, a lifted one is kept, and the next turn lifts only its own part."""
+    first, second = prompt(60, seed=30), prompt(40, seed=31)
+    fleet.large.generate(first, tokens=1)
+    fleet.small.generate(first + second, tokens=1)
+    lifted = fleet.large.lift(fleet.small, first + second, "tiny-small-to-large")
+    assert lifted["tokens"] == {"prompt": 100, "prefix": 60, "lifted": 39, "recomputed": 11}
+    answer = fleet.large.generate(first + second, extra_key=lifted["namespace"])
+    assert cached(answer) == 99
+
+    turn = first + second + text(answer) + prompt(30, seed=32)
+    fleet.small.generate(turn, tokens=1)
+    again = fleet.large.lift(fleet.small, turn, "tiny-small-to-large")
+    held = again["tokens"]["prefix"]
+    assert held >= 100 and held + again["tokens"]["lifted"] == len(turn) - 1
+    assert cached(fleet.large.generate(turn, extra_key=again["namespace"])) == len(turn) - 1
+
+
+def test_a_source_that_holds_a_prefix_gives_that_much(fleet: Fleet, prompt):
+    ids = prompt(90, seed=40)
+    fleet.small.generate(ids[:50], tokens=1)
+    lifted = fleet.large.lift(fleet.small, ids, "noise", rho=1.0)
+    assert lifted["tokens"]["lifted"] == 50
+    ours = fleet.large.generate(ids, extra_key=lifted["namespace"])
+    assert cached(ours) == 50
+    assert text(ours) == text(fleet.large.generate(ids))
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 32, 33, 100])
+def test_whole_pages_are_lifted_and_the_tail_is_computed(fleet: Fleet, prompt, length: int):
+    """Case 48, pages of 16: lengths around a page, and T = 1."""
+    ids = prompt(length, seed=50 + length)
+    native = fleet.large.generate(ids)
+    lifted = fleet.paged.lift(fleet.large, ids, "identity", rho=0.0)
+    pages = (length - 1) // 16 * 16
+    if pages == 0:
+        assert lifted["status"] == "fallback_prefill" and lifted["reason"]
+        answer = fleet.paged.generate(ids)
+    else:
+        assert lifted["status"] == "applied", lifted
+        assert lifted["tokens"]["lifted"] == pages
+        answer = fleet.paged.generate(ids, extra_key=lifted["namespace"])
+    assert cached(answer) == pages
+    assert text(answer) == text(native)
