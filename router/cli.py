@@ -30,6 +30,7 @@ def build() -> typer.Typer:
     )
     app.command("up")(_up)
     app.command("router")(_router)
+    app.command("demo")(_demo)
     config = typer.Typer(no_args_is_help=True, help="Look at a configuration.")
     config.command("check")(_check)
     app.add_typer(config, name="config")
@@ -81,6 +82,21 @@ def _up(config: ConfigFile) -> None:
     _log_with(RichHandler(console=console, show_path=False, markup=False), "%(message)s")  # it writes the time itself
     try:
         up(load_config(config), console)
+    except KvliftError as error:
+        _fail(str(error))
+
+
+def _demo(
+    results: Annotated[Path, typer.Option(help="where the figures go")] = Path("results/demo.json"),
+) -> None:
+    """Show both: hard questions lifted and answered, and how much sooner a lifted request gets its first token."""
+    from rich.console import Console
+
+    from router.demo import run_demo
+    from router.errors import KvliftError
+
+    try:
+        run_demo(results, Console())
     except KvliftError as error:
         _fail(str(error))
 

@@ -76,6 +76,10 @@ class Supervisor:
         """One line per tier, for people."""
         return {child.spec.tier: _state(child) for child in self._children}
 
+    def pids(self) -> list[int]:
+        """The process that leads each worker's tree, of those that run now."""
+        return [child.pid for child in self._children if child.pid]
+
     async def run(self) -> None:
         """Raises `SuperviseError` when a worker has died more often than it may be restarted."""
         while True:

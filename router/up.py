@@ -8,6 +8,8 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -24,8 +26,35 @@ log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 0.2
 
 
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Everything is up: the router at `url`, the workers at the addresses in `config`."""
+
+    url: str
+    config: Config
+    gateway: Gateway
+    worker_pids: list[int]
+
+
+Work = Callable[[Ready], Awaitable[None]]
+"""What to do once everything is up. All of it is stopped when this returns."""
+
+
 def up(config: Config, console: Console) -> None:
     """Runs until SIGINT or SIGTERM. Raises `ConfigError`, or `SuperviseError` when a worker cannot be kept."""
+
+    async def serve(ready: Ready) -> None:
+        _print_how_to_call(ready, console)
+        await asyncio.Event().wait()
+
+    run(config, console, serve)
+
+
+def run(config: Config, console: Console, work: Work) -> None:
+    """Starts workers and router, does `work`, and stops every process again, also on SIGINT or SIGTERM.
+
+    Raises `ConfigError`, `SuperviseError`, or what `work` raises.
+    """
     run_folder = Path(tempfile.mkdtemp(prefix="kvlift-"))
     config, specs = plan(config, run_folder)
     server = DrainingServer(create_app(config), config.drain_s)
@@ -37,7 +66,7 @@ def up(config: Config, console: Console) -> None:
         signal.signal(number, lambda *_: log.warning("already stopping"))
     console.print(f"worker logs: {run_folder}")
     try:
-        asyncio.run(_serve(server, listening, supervisor, console))
+        asyncio.run(_serve(server, listening, supervisor, console, work))
     finally:
         supervisor.stop()
         console.print("all workers stopped")
@@ -70,21 +99,25 @@ def _command(tier: Tier, port: int) -> list[str]:
     return command + tier.start.arguments()
 
 
-async def _serve(server: DrainingServer, listening: socket.socket, supervisor: Supervisor, console: Console) -> None:
-    keeping = asyncio.create_task(supervisor.run())
-    keeping.add_done_callback(lambda _: server.leave())
-    telling = asyncio.create_task(_tell(server.gateway, supervisor, address(listening), console))
+async def _serve(
+    server: DrainingServer, listening: socket.socket, supervisor: Supervisor, console: Console, work: Work
+) -> None:
+    async def work_when_ready() -> None:
+        await _show_until_up(server.gateway, supervisor, console)
+        await work(Ready(address(listening), server.gateway.config, server.gateway, supervisor.pids()))
+
+    tasks = [asyncio.create_task(supervisor.run()), asyncio.create_task(work_when_ready())]
+    for task in tasks:
+        task.add_done_callback(lambda _: server.leave())
     await server.serve(sockets=[listening])
-    telling.cancel()
-    keeping.cancel()
-    results = await asyncio.gather(keeping, telling, return_exceptions=True)
-    for result in results:
+    for task in tasks:
+        task.cancel()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
         if isinstance(result, Exception):
             raise result
 
 
-async def _tell(gateway: Gateway, supervisor: Supervisor, url: str, console: Console) -> None:
-    """Shows the workers until all are up, then how to call the router."""
+async def _show_until_up(gateway: Gateway, supervisor: Supervisor, console: Console) -> None:
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with Progress(*columns, console=console) as progress:
         rows = {tier: progress.add_task(tier, total=1) for tier in gateway.monitor.by_tier}
@@ -93,19 +126,18 @@ async def _tell(gateway: Gateway, supervisor: Supervisor, url: str, console: Con
             for tier, row in rows.items():
                 is_up = gateway.monitor[tier].up
                 what = "ready" if is_up else "starting"
-                progress.update(
-                    row, description=f"{tier}: {what} ({states.get(tier, 'not ours')})", completed=int(is_up)
-                )
+                progress.update(row, description=f"{tier}: {what} ({states.get(tier, 'not ours')})", completed=int(is_up))
             await asyncio.sleep(_LOOK_EVERY_S)
         for tier, row in rows.items():
             progress.update(row, description=f"{tier}: ready", completed=1)
+
+
+def _print_how_to_call(ready: Ready, console: Console) -> None:
     body = f'{{"model": "{ALIAS}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    console.print(f"ready: {url}/v1  (model: {', '.join(model['id'] for model in gateway.routes.listing())})")
-    console.print(
-        f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
-        soft_wrap=True,
-        highlight=False,
-    )
+    names = ", ".join(model["id"] for model in ready.gateway.routes.listing())
+    console.print(f"ready: {ready.url}/v1  (model: {names})")
+    call = f"curl {ready.url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
+    console.print(call, soft_wrap=True, highlight=False)
 
 
 def _free_port() -> int:
