@@ -118,26 +118,37 @@ class Rotation:
         self.spec = spec
         self._frequencies = spec.frequencies().to(device)
 
+    def at(self, positions: torch.Tensor) -> Turn:
+        """The rotation to `positions` [T], ready to be applied to the keys of any layer."""
+        angles = positions.to(torch.float32)[:, None] * self._frequencies  # [T, rotary_dim / 2]
+        return Turn(angles.cos()[:, None], angles.sin()[:, None], self.spec.attention_factor)
+
     def rotate(self, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Position-free keys [..., T, heads, head_dim] to `positions` [T]; float32 out."""
-        cos, sin = self._cos_sin(positions)
-        scale = self.spec.attention_factor
-        return self._turn(keys, cos * scale, sin * scale)
+        return self.at(positions).rotate(keys)
 
     def unrotate(self, keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The inverse of `rotate`; float32 out, because a bf16 result would lose what the map reads."""
-        cos, sin = self._cos_sin(positions)
-        scale = 1.0 / self.spec.attention_factor
-        return self._turn(keys, cos * scale, -sin * scale)
+        return self.at(positions).unrotate(keys)
 
-    def _cos_sin(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        angles = positions.to(torch.float32)[:, None] * self._frequencies  # [T, rotary_dim / 2]
-        return angles.cos()[:, None, :], angles.sin()[:, None, :]  # [T, 1, rotary_dim / 2]
 
-    def _turn(self, keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        half = self.spec.rotary_dim // 2
-        keys = keys.to(torch.float32)
-        first, second = keys[..., :half], keys[..., half : 2 * half]
-        turned = [first * cos - second * sin, second * cos + first * sin]
-        # A partial rotary factor leaves the tail of each head without position.
-        return torch.cat([*turned, keys[..., 2 * half :]], dim=-1)
+class Turn:
+    """One rotation per position. cos, sin: float32 [T, 1, rotary_dim / 2]."""
+
+    def __init__(self, cos: torch.Tensor, sin: torch.Tensor, scale: float) -> None:
+        self._cos, self._sin, self._scale = cos, sin, scale
+
+    def rotate(self, keys: torch.Tensor) -> torch.Tensor:
+        return _turn(keys, self._cos * self._scale, self._sin * self._scale)
+
+    def unrotate(self, keys: torch.Tensor) -> torch.Tensor:
+        return _turn(keys, self._cos / self._scale, -self._sin / self._scale)
+
+
+def _turn(keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = cos.shape[-1]
+    keys = keys.to(torch.float32)
+    first, second = keys[..., :half], keys[..., half : 2 * half]
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    # A partial rotary factor leaves the tail of each head without position.
+    return torch.cat([*turned, keys[..., 2 * half :]], dim=-1)

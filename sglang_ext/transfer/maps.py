@@ -112,7 +112,7 @@ class CrossModelMap:
         """
         with phases("map"):
             features = SourceFeatures(block, self.dtype)
-            positions = torch.arange(start, start + len(block), device=block.keys.device)
+            turn = rotation.at(torch.arange(start, start + len(block), device=block.keys.device))
         scores = torch.zeros(len(block), device=block.keys.device)
         shape = (len(block), geometry.kv_heads, geometry.head_dim)
         for layer, sides in enumerate(self.layers):
@@ -123,6 +123,5 @@ class CrossModelMap:
                 with phases("score"):
                     scores += one.disagreement(entries[side])
             with phases("write"):
-                keys = rotation.rotate(entries["key"].view(shape), positions)
-                write(layer, keys, entries["value"].view(shape))
+                write(layer, turn.rotate(entries["key"].view(shape)), entries["value"].view(shape))
         return scores
