@@ -102,22 +102,24 @@ class KVBlock:
             "format": FORMAT,
             "geometry": self.geometry.to_json(),
             "identity": self.identity.to_json(),
-            "checksum": _checksum(tensors),
         }
-        save_file(tensors, str(path), metadata={"kvlift": json.dumps(header)})
+        text = json.dumps(header, sort_keys=True)
+        save_file(tensors, str(path), metadata={"kvlift": text, "checksum": _checksum(text, tensors)})
 
     @classmethod
     def load(cls, path: str | Path) -> KVBlock:
         """Maps a saved block into memory. Raises BlockError for one that is truncated or changed."""
         try:
             with safe_open(str(path), framework="pt") as file:
-                header = json.loads((file.metadata() or {}).get("kvlift", "{}"))
+                about = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}
-        except (SafetensorError, OSError, json.JSONDecodeError) as error:
+            text = about.get("kvlift", "{}")
+            header = json.loads(text)
+        except (SafetensorError, OSError, UnicodeError, json.JSONDecodeError) as error:
             raise BlockError(f"the block {Path(path).name} cannot be read: {error}") from error
         if header.get("format") != FORMAT:
             raise BlockError(f"the block has format {header.get('format')!r}, expected {FORMAT}")
-        if _checksum(tensors) != header["checksum"]:
+        if about.get("checksum") != _checksum(text, tensors):
             raise BlockError(f"the block {Path(path).name} was changed on its way: checksums differ")
         return cls(
             tensors["tokens"], tensors["keys"], tensors["values"],
@@ -125,9 +127,11 @@ class KVBlock:
         )  # fmt: skip
 
 
-def _checksum(tensors: dict[str, torch.Tensor]) -> str:
-    digest = xxhash.xxh3_128()
+def _checksum(header: str, tensors: dict[str, torch.Tensor]) -> str:
+    """Over the header's text and each tensor's name, dtype, shape and bytes."""
+    digest = xxhash.xxh3_128(header.encode())
     for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].view(torch.uint8).numpy())
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.view(torch.uint8).numpy())
     return digest.hexdigest()

@@ -47,8 +47,16 @@ class KVGeometry:
                     f"{config.get('model_type', 'model')}: {key}={config[key]!r} means {what}; "
                     "kvlift supports multi-head and grouped-query attention only"
                 )
+        for key in ("num_hidden_layers", "num_attention_heads"):
+            if not config.get(key):
+                raise GeometryError(
+                    f"{config.get('model_type', 'model')}: the configuration has no {key}; "
+                    "kvlift supports transformers with one attention cache per layer"
+                )
         kinds = {kind for kind in config.get("layer_types") or () if kind != "full_attention"}
-        if kinds or (config.get("use_sliding_window") and config.get("sliding_window")):
+        # Some families state a window and a switch for it, others the window alone.
+        windowed = config.get("sliding_window") and config.get("use_sliding_window", True)
+        if kinds or windowed:
             raise GeometryError(
                 f"{config.get('model_type', 'model')}: attention layers of kind "
                 f"{sorted(kinds) or ['sliding_attention']}; kvlift supports full attention only"

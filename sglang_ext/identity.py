@@ -15,10 +15,10 @@ from typing import Any, Iterable, Mapping
 
 from sglang_ext.errors import GeometryError
 
-# Fields of config.json that change what a cached key or value is.
-_CONFIG_FIELDS = (
-    "architectures", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-    "head_dim", "vocab_size", "rope_theta", "rope_scaling", "rope_parameters", "quantization_config",
+# Fields of config.json that leave the model's numbers as they are. Whatever is not listed counts.
+_NOT_THE_MODEL = frozenset(
+    {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "bos_token_id", "eos_token_id",
+     "pad_token_id"}
 )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def _model_digest(folder: Path) -> str:
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         raise GeometryError(f"{folder} holds no *.safetensors; kvlift identifies a model by its weights")
-    fields = [json.dumps({k: config.get(k) for k in _CONFIG_FIELDS}, sort_keys=True)]
+    fields = [json.dumps({k: v for k, v in config.items() if k not in _NOT_THE_MODEL}, sort_keys=True)]
     return digest_fields(fields + [_file_digest(path) for path in weights])
 
 
@@ -87,8 +87,9 @@ def _template_digest(folder: Path, template_file: str | None) -> str:
     beside = folder / "chat_template.jinja"
     if beside.exists():
         return digest_fields([beside.read_text()])
-    config = _read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
-    return digest_fields([json.dumps(config.get("chat_template"))])
+    beside = folder / "tokenizer_config.json"
+    template = _read_json(beside).get("chat_template") if beside.exists() else None
+    return digest_fields([template if isinstance(template, str) else json.dumps(template)])
 
 
 def _file_digest(path: Path) -> str:

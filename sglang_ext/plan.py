@@ -102,7 +102,17 @@ def budget_size(rho: float, length: int) -> int:
 
 
 def repaired(length: int, fills: Sequence[Fill], positions: torch.Tensor) -> PrefillPlan:
-    """A plan over `fills` that computes `positions`, every gap between fills, and the last position."""
+    """A plan over `fills` that computes `positions`, every gap between fills, and the last position.
+
+    Raises PlanError for a position outside the prompt.
+    """
+    if length < 1:
+        raise PlanError(f"a plan needs at least one position, got length {length}")
+    if len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < length:
+        raise PlanError(
+            f"positions to compute must lie in [0, {length}), "
+            f"they run from {int(positions.min())} to {int(positions.max())}"
+        )
     computed = torch.ones(length, dtype=torch.bool)
     for fill in fills:
         computed[fill.start : fill.stop] = False

@@ -32,6 +32,7 @@ class RopeSpec:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 1.0
+    truncate: bool = True  # yarn: whole pair indices bound the blend
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], head_dim: int) -> RopeSpec:
@@ -62,6 +63,7 @@ class RopeSpec:
             beta_fast=float(given.get("beta_fast") or 32.0),
             beta_slow=float(given.get("beta_slow") or 1.0),
             attention_factor=_attention_factor(kind, factor, given),
+            truncate=bool(given.get("truncate", True)),
         )
 
     def frequencies(self) -> torch.Tensor:
@@ -85,8 +87,10 @@ class RopeSpec:
 
     def _yarn(self, base: torch.Tensor) -> torch.Tensor:
         half = self.rotary_dim // 2
-        low = max(math.floor(self._pair_with_turns(self.beta_fast)), 0)
-        high = min(math.ceil(self._pair_with_turns(self.beta_slow)), self.rotary_dim - 1)
+        low, high = self._pair_with_turns(self.beta_fast), self._pair_with_turns(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, self.rotary_dim - 1)
         ramp = (torch.arange(half, dtype=torch.float32) - low) / max(high - low, 0.001)
         keep = 1 - ramp.clamp(0.0, 1.0)
         return keep * base + (1 - keep) * base / self.factor

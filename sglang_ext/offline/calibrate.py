@@ -6,7 +6,7 @@ import hashlib
 import random
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Callable, Iterable, Iterator, Sequence
+from typing import Callable, Iterable, Iterator, Sequence
 
 import torch
 
@@ -18,6 +18,7 @@ from sglang_ext.transfer.fit import Fit, HeldOut, MapFitter, held_out
 from sglang_ext.transfer.pack import Manifest, ModelRecord, Pack
 
 HELD_OUT_EVERY = 10  # each tenth prompt measures what the others fitted
+LEAST_HELD_OUT = 2  # the wrong prompt's arm needs another one
 BATCH = 8
 
 
@@ -71,10 +72,11 @@ def calibrate(
     kept = _Kept(settings)
     digest = hashlib.sha256()
     offsets = random.Random(settings.seed)
-    for batch in _batches(_until(kept.divert(prompts), lambda: fitter.count >= settings.tokens)):
+    for batch in _batches(kept.divert(prompts, lambda: fitter.count >= settings.tokens)):
         for ids, (left, right) in zip(batch, _capture(source, target, batch)):
             digest.update(torch.tensor(ids).numpy().tobytes())
-            fitter.add(left, right, torch.arange(offsets.randrange(settings.stride), len(ids), settings.stride))
+            rows = range(offsets.randrange(settings.stride), len(ids), settings.stride)
+            fitter.add(left, right, torch.tensor(rows, dtype=torch.int64))
         progress.tokens(min(fitter.count, settings.tokens), settings.tokens)
     if fitter.count == 0:
         raise CalibrationError("the corpus holds no prompts")
@@ -105,22 +107,18 @@ class _Kept:
         self.prompts: list[list[int]] = []
         self._wanted = settings.accept_prompts
 
-    def divert(self, prompts: Iterable[list[int]]) -> Iterator[list[int]]:
+    def divert(self, prompts: Iterable[list[int]], fitted: Callable[[], bool]) -> Iterator[list[int]]:
+        """The prompts to fit, until `fitted` says enough; reads on where none are held out yet."""
         for index, ids in enumerate(prompts):
+            if fitted() and len(self.prompts) >= LEAST_HELD_OUT:
+                return
             if len(ids) < 2:
                 continue
             if index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1:
                 if len(self.prompts) < self._wanted:
                     self.prompts.append(ids)
-            else:
+            elif not fitted():
                 yield ids
-
-
-def _until(items: Iterable[Any], done: Callable[[], bool]) -> Iterator[Any]:
-    for item in items:
-        if done():
-            return
-        yield item
 
 
 def _batches(prompts: Iterator[list[int]]) -> Iterator[list[list[int]]]:
@@ -140,9 +138,10 @@ def _capture(
 def _held_out_fit(
     fit: Fit, source: TransformersExecutor, target: TransformersExecutor, prompts: list[list[int]]
 ) -> tuple[Fit, list[KVBlock]]:
-    if len(prompts) < 2:
+    if len(prompts) < LEAST_HELD_OUT:
         raise CalibrationError(
-            f"{len(prompts)} held-out prompts; a pack needs at least 2: give at least {2 * HELD_OUT_EVERY} prompts"
+            f"{len(prompts)} held-out prompts; a pack needs at least {LEAST_HELD_OUT}: "
+            f"give at least {LEAST_HELD_OUT * HELD_OUT_EVERY} prompts"
         )
     errors = HeldOut(fit.maps)
     blocks = []

@@ -36,6 +36,10 @@ def _record(line: str, where: str) -> dict[str, Any]:
         raise CalibrationError(f"{where}: not JSON: {error.msg}") from error
     if not isinstance(record, dict) or not ("messages" in record or "text" in record):
         raise CalibrationError(f"{where}: expected an object with `messages` or `text`")
+    if "messages" in record and not (isinstance(record["messages"], list) and record["messages"]):
+        raise CalibrationError(f"{where}: messages must be a non-empty list, found {record['messages']!r}")
+    if "messages" not in record and not isinstance(record["text"], str):
+        raise CalibrationError(f"{where}: text must be a string, found {record['text']!r}")
     return record
 
 

@@ -117,7 +117,7 @@ class MapFitter:
                 sources = tuple(sorted(scores[:, layer].topk(k).indices.tolist()))
                 one, r2 = _solve_one(moments, sources, source_width, layer, target_width, rank, ridge, dtype)
                 layers[layer][side] = one
-                records[layer][side] = LayerRecord(sources=sources, r2=r2, r2_held_out=float("nan"))
+                records[layer][side] = LayerRecord(sources=sources, r2=r2)
         return Fit(CrossModelMap(tuple(layers)), tuple(records))
 
 
@@ -194,4 +194,9 @@ def _solve_one(
 def _ridge(xx: torch.Tensor, xy: torch.Tensor, ridge: float) -> torch.Tensor:
     """(X'X + lambda I)^-1 X'Y (equation 1)."""
     damped = xx + ridge * torch.eye(len(xx), dtype=xx.dtype)
-    return torch.cholesky_solve(xy, torch.linalg.cholesky(damped))
+    try:
+        return torch.cholesky_solve(xy, torch.linalg.cholesky(damped))
+    except torch.linalg.LinAlgError as error:
+        raise CalibrationError(
+            f"X'X + {ridge} I is singular: the source features are linearly dependent; give a larger ridge"
+        ) from error

@@ -18,7 +18,7 @@ from sglang_ext.identity import ModelIdentity
 from sglang_ext.transfer.maps import SIDES, CrossModelMap, SideMap
 
 FORMAT = 1
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_PARTS = ("weight", "bias", "input_mean", "basis")
 
 
 class _Strict(BaseModel):
@@ -44,7 +44,7 @@ class LayerRecord(_Strict):
 
     sources: tuple[int, ...]
     r2: float = Field(description="explained variance on the calibration tokens")
-    r2_held_out: float
+    r2_held_out: float | None = None
 
 
 class Arm(_Strict):
@@ -70,10 +70,12 @@ class Acceptance(_Strict):
     def recovered(self) -> float:
         """The share of the way from no context to the target that the lift keeps, in agreement."""
         span = self.target.agreement - self.no_context.agreement
-        return 1.0 if span <= 0 else (self.lifted.agreement - self.no_context.agreement) / span
+        return 0.0 if span <= 0 else (self.lifted.agreement - self.no_context.agreement) / span
 
     def failure(self, threshold: float) -> str | None:
         """Why this record does not pass, or None."""
+        if self.no_context.agreement >= self.target.agreement:
+            return "the held-out prompts need no context, so they prove nothing of the lift"
         if self.recovered < threshold:
             return f"the lift recovers {self.recovered:.2f} of the target's agreement, below {threshold:.2f}"
         if self.lifted.agreement <= self.wrong_prompt.agreement:
@@ -143,10 +145,10 @@ class Pack:
         for layer, sides in enumerate(self.maps.layers):
             for side, one in sides.items():
                 stem = f"layers.{layer}.{side}"
-                tensors[f"{stem}.weight"] = one.weight.contiguous()
-                tensors[f"{stem}.bias"] = one.bias.contiguous()
-                tensors[f"{stem}.input_mean"] = one.input_mean.contiguous()
-                tensors[f"{stem}.basis"] = one.basis.contiguous()
+                # The sources belong to the weights: the file's digest must cover all that makes the KV.
+                tensors[f"{stem}.sources"] = torch.tensor(one.sources)
+                for part in _PARTS:
+                    tensors[f"{stem}.{part}"] = getattr(one, part).contiguous()
         save_file(tensors, str(folder / "weights.safetensors"))
         manifest = self.manifest.model_copy(update={"weights_sha256": _sha256(folder / "weights.safetensors")})
         (folder / "pack.json").write_text(manifest.model_dump_json(indent=2) + "\n")
@@ -164,17 +166,13 @@ class Pack:
             tensors = load_file(str(weights), device=device)
         except SafetensorError as error:
             raise PackError(f"{weights} cannot be read: {error}") from error
-        layers = []
-        for layer, records in enumerate(manifest.layers):
-            sides = {}
-            for side in SIDES:
-                parts = {
-                    part: tensors[f"layers.{layer}.{side}.{part}"]
-                    for part in ("weight", "bias", "input_mean", "basis")
-                }
-                sides[side] = SideMap(sources=records[side].sources, **parts)
-            layers.append(sides)
-        return cls(manifest, CrossModelMap(tuple(layers)))
+        if len(manifest.layers) != manifest.target.geometry["layers"]:
+            raise PackError(f"{folder}: {len(manifest.layers)} layers, the target has {manifest.target.geometry['layers']}")
+        layers = tuple(
+            {side: _side_map(tensors, layer, side, records) for side in SIDES}
+            for layer, records in enumerate(manifest.layers)
+        )
+        return cls(manifest, CrossModelMap(layers))
 
     def check_target(self, identity: ModelIdentity, geometry: KVGeometry) -> None:
         """Raises PackError unless this worker's model is the pack's target."""
@@ -196,6 +194,18 @@ def read_manifest(folder: str | Path) -> Manifest:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise PackError(f"{path}: {where}: {first['msg']}") from error
+
+
+def _side_map(tensors: dict[str, torch.Tensor], layer: int, side: str, records: dict[str, LayerRecord]) -> SideMap:
+    stem = f"layers.{layer}.{side}"
+    try:
+        parts = {part: tensors[f"{stem}.{part}"] for part in _PARTS}
+        sources, recorded = tuple(tensors[f"{stem}.sources"].tolist()), records[side].sources
+    except KeyError as missing:
+        raise PackError(f"the pack lacks {missing} of layer {layer}, side {side!r}") from missing
+    if sources != recorded:
+        raise PackError(f"{stem}: pack.json names source layers {recorded}, the weights were fitted to {sources}")
+    return SideMap(sources=sources, **parts)
 
 
 def _check_model(role: str, record: ModelRecord, identity: ModelIdentity, geometry: KVGeometry) -> None:

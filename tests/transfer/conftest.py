@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sglang_ext.transfer.maps import SIDES, CrossModelMap, SideMap
+from tests.kv.builders import geometry, one_thread, random  # noqa: F401
+
+SOURCE = geometry(layers=3, query_heads=2, kv_heads=1, head_dim=4)  # d_s = 4 a layer
+TARGET = geometry(layers=2, query_heads=4, kv_heads=2, head_dim=4)  # d_t = 8
+
+
+@pytest.fixture
+def source():
+    return SOURCE
+
+
+@pytest.fixture
+def target():
+    return TARGET
+
+
+def random_map(sources: tuple[int, ...], rank: int, seed: int, dtype: torch.dtype = torch.float32) -> SideMap:
+    inputs, outputs = len(sources) * SOURCE.width, TARGET.width
+    basis = torch.linalg.qr(random(seed + 3, outputs, outputs).double()).Q[:, :rank].float()
+    return SideMap(
+        sources, random(seed, inputs, outputs).to(dtype), random(seed + 1, outputs),
+        random(seed + 2, inputs), basis.contiguous(),
+    )  # fmt: skip
+
+
+def random_maps(sources: tuple[int, ...] = (0, 2), rank: int = 3, seed: int = 0) -> CrossModelMap:
+    """Another map for each layer and side."""
+    layers = range(TARGET.layers)
+    return CrossModelMap(
+        tuple(
+            {side: random_map(sources, rank, 100 * layer + 10 * n + seed) for n, side in enumerate(SIDES)}
+            for layer in layers
+        )
+    )
