@@ -36,6 +36,7 @@ def frontier_attention(
     values = values.to(query.dtype).transpose(0, 1)
     out = query.new_empty(rows, query_heads, values.shape[-1])
     ends = positions.tolist()
+    positions = positions.to(query.device)
     for start in range(0, rows, block):
         stop = min(start + block, rows)
         frontier = ends[stop - 1] + 1

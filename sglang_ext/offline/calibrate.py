@@ -68,7 +68,7 @@ def calibrate(
             "a cache can only be handed over where both render the same messages to the same ids"
         )
     ours, theirs = source.geometry, target.geometry
-    fitter = MapFitter(ours.layers, ours.width, theirs.layers, theirs.width)
+    fitter = MapFitter(ours.layers, ours.width, theirs.layers, theirs.width, target.model.device)
     kept = _Kept(settings)
     digest = hashlib.sha256()
     offsets = random.Random(settings.seed)

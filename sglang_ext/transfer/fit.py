@@ -18,17 +18,18 @@ class Moments:
     X is [N, source layers * d_s], Y is [N, target layers * d_t]; memory does not grow with N.
     """
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, outputs: int, device: torch.device | str) -> None:
+        make = {"dtype": torch.float64, "device": device}
         self.count = 0
-        self.xx = torch.zeros(inputs, inputs, dtype=torch.float64)
-        self.xy = torch.zeros(inputs, outputs, dtype=torch.float64)
-        self.x = torch.zeros(inputs, dtype=torch.float64)
-        self.y = torch.zeros(outputs, dtype=torch.float64)
-        self.yy = torch.zeros(outputs, dtype=torch.float64)
+        self.xx = torch.zeros(inputs, inputs, **make)
+        self.xy = torch.zeros(inputs, outputs, **make)
+        self.x = torch.zeros(inputs, **make)
+        self.y = torch.zeros(outputs, **make)
+        self.yy = torch.zeros(outputs, **make)
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Adds tokens: x [n, inputs], y [n, outputs]. Raises CalibrationError for NaN or infinity."""
-        x, y = x.double().cpu(), y.double().cpu()
+        x, y = x.to(self.xx), y.to(self.xx)
         if not (bool(torch.isfinite(x).all()) and bool(torch.isfinite(y).all())):
             raise CalibrationError("a model's cache holds NaN or infinite numbers on a calibration prompt")
         self.count += len(x)
@@ -77,11 +78,14 @@ def entries(block: KVBlock, side: str) -> torch.Tensor:
 class MapFitter:
     """Accumulates pairs of blocks of the same tokens and solves for all maps (section 3.1)."""
 
-    def __init__(self, source_layers: int, source_width: int, target_layers: int, target_width: int) -> None:
+    def __init__(
+        self, source_layers: int, source_width: int, target_layers: int, target_width: int,
+        device: torch.device | str = "cpu",
+    ) -> None:  # fmt: skip
         self._source = (source_layers, source_width)
         self._target = (target_layers, target_width)
         shape = (source_layers * source_width, target_layers * target_width)
-        self._moments = {side: Moments(*shape) for side in SIDES}
+        self._moments = {side: Moments(*shape, device) for side in SIDES}
 
     @property
     def count(self) -> int:
@@ -176,7 +180,7 @@ def _solve_one(
     moments: Centred, sources: tuple[int, ...], source_width: int,
     layer: int, target_width: int, rank: int, ridge: float, dtype: torch.dtype,
 ) -> tuple[SideMap, float]:  # fmt: skip
-    rows = torch.cat([torch.arange(s * source_width, (s + 1) * source_width) for s in sources])
+    rows = torch.cat([torch.arange(s * source_width, (s + 1) * source_width) for s in sources]).to(moments.xx.device)
     columns = slice(layer * target_width, (layer + 1) * target_width)
     xx, xy = moments.xx[rows][:, rows], moments.xy[rows, columns]
     # The bias and the basis belong to the weight as it is stored, rounding included.
@@ -193,7 +197,7 @@ def _solve_one(
 
 def _ridge(xx: torch.Tensor, xy: torch.Tensor, ridge: float) -> torch.Tensor:
     """(X'X + lambda I)^-1 X'Y (equation 1)."""
-    damped = xx + ridge * torch.eye(len(xx), dtype=xx.dtype)
+    damped = xx + ridge * torch.eye(len(xx), dtype=xx.dtype, device=xx.device)
     try:
         return torch.cholesky_solve(xy, torch.linalg.cholesky(damped))
     except torch.linalg.LinAlgError as error:

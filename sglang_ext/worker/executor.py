@@ -112,6 +112,7 @@ class _FrontierBackend(AttentionBackend):
         self.req_to_token_pool = runner.req_to_token_pool
         self.kv_index_translator = runner.kv_index_translator
         self._work = work
+        self._seen = [piece.slots[: int(piece.positions[-1]) + 1] for piece in work]
 
     def forward_extend(self, q, k, v, layer, forward_batch, save_kv_cache=True, **_):
         if save_kv_cache and k is not None:
@@ -120,9 +121,8 @@ class _FrontierBackend(AttentionBackend):
         keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
         values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
         mixed, at = [], 0
-        for piece in self._work:
+        for piece, seen in zip(self._work, self._seen):
             stop = at + len(piece.tokens)
-            seen = piece.slots[: int(piece.positions[-1]) + 1]
             mixed.append(
                 frontier_attention(query[at:stop], piece.positions, keys[seen], values[seen], layer.scaling)
             )
