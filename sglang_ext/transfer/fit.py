@@ -18,7 +18,7 @@ class Moments:
     X is [N, source layers * d_s], Y is [N, target layers * d_t]; memory does not grow with N.
     """
 
-    def __init__(self, inputs: int, outputs: int, device: torch.device | str) -> None:
+    def __init__(self, inputs: int, outputs: int, device: torch.device | str = "cpu") -> None:
         make = {"dtype": torch.float64, "device": device}
         self.count = 0
         self.xx = torch.zeros(inputs, inputs, **make)
