@@ -75,14 +75,14 @@ def _up(config: ConfigFile) -> None:
     from rich.logging import RichHandler
 
     from router.config import load_config
-    from router.errors import KvliftError
+    from sglang_ext.errors import KVLiftError
     from router.up import up
 
     console = Console(stderr=True)
     _log_with(RichHandler(console=console, show_path=False, markup=False), "%(message)s")  # it writes the time itself
     try:
         up(load_config(config), console)
-    except KvliftError as error:
+    except KVLiftError as error:
         _fail(str(error))
 
 
@@ -93,11 +93,11 @@ def _demo(
     from rich.console import Console
 
     from router.demo import run_demo
-    from router.errors import KvliftError
+    from sglang_ext.errors import KVLiftError
 
     try:
         run_demo(results, Console())
-    except KvliftError as error:
+    except KVLiftError as error:
         _fail(str(error))
 
 
@@ -108,7 +108,7 @@ def _router(config: ConfigFile) -> None:
 
     from router.app import create_app
     from router.config import load_config
-    from router.errors import KvliftError
+    from sglang_ext.errors import KVLiftError
     from router.serve import DrainingServer, address, bind
 
     _log_with(logging.StreamHandler(), "%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -116,7 +116,7 @@ def _router(config: ConfigFile) -> None:
         loaded = load_config(config)
         server = DrainingServer(create_app(loaded), loaded.drain_s)
         listening = bind(loaded.listen)
-    except KvliftError as error:
+    except KVLiftError as error:
         _fail(str(error))
     typer.echo(f"listening on {address(listening)}", err=True)
     asyncio.run(server.serve(sockets=[listening]))
@@ -125,13 +125,13 @@ def _router(config: ConfigFile) -> None:
 def _check(file: Annotated[Path, typer.Argument(help="the YAML file")]) -> None:
     """Read a config as the router would, and say what is wrong with it."""
     from router.config import load_config
-    from router.errors import KvliftError
+    from sglang_ext.errors import KVLiftError
 
     try:
         config = load_config(file)
         for tier in config.tiers:
             tier.api_key()
-    except KvliftError as error:
+    except KVLiftError as error:
         _fail(str(error))
     tiers = " -> ".join(tier.name for tier in config.tiers)
     typer.echo(

@@ -1,6 +1,6 @@
 """Everything that the router raises on purpose.
 
-KvliftError
+KVLiftError                 the root, in sglang_ext.errors: what goes wrong with KV hangs there too
   ConfigError               the YAML file, or a name in it; names file, line and key
   SuperviseError            a worker process that cannot be started or kept
   ApiError                  ends as an OpenAI error JSON with an HTTP status
@@ -18,20 +18,18 @@ from __future__ import annotations
 import re
 from typing import Any
 
-
-class KvliftError(Exception):
-    """Base of the tree."""
+from sglang_ext.errors import KVLiftError
 
 
-class ConfigError(KvliftError):
+class ConfigError(KVLiftError):
     """The configuration cannot be used."""
 
 
-class SuperviseError(KvliftError):
+class SuperviseError(KVLiftError):
     """A worker process cannot be started or kept."""
 
 
-class ApiError(KvliftError):
+class ApiError(KVLiftError):
     """An error that a client is shown. `code` is a fixed word, `param` the body key at fault."""
 
     status = 500

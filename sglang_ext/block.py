@@ -76,6 +76,10 @@ class KVBlock:
             self.geometry, self.identity,
         )  # fmt: skip
 
+    def to(self, device: torch.device) -> KVBlock:
+        """The block with keys and values on a device."""
+        return KVBlock(self.tokens, self.keys.to(device), self.values.to(device), self.geometry, self.identity)
+
     def check_tokens(self, ids: Sequence[int]) -> None:
         """Raises BlockError unless this block's tokens are a prefix of `ids`."""
         own = self.tokens.tolist()

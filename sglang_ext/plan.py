@@ -22,7 +22,6 @@ class FillKind(str, Enum):
 
     PREFIX = "prefix"  # this worker's own radix tree
     MAPPED = "mapped"  # another model's block through a pack
-    LINKED = "linked"  # a block of this model, moved to its position
 
 
 @dataclass(frozen=True)

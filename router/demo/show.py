@@ -35,7 +35,7 @@ _HOW_TO_TALK = """\
 
 
 def run_demo(results: Path, console: Console) -> None:
-    """Runs both halves and writes their figures to `results`. Raises `KvliftError`."""
+    """Runs both halves and writes their figures to `results`. Raises `KVLiftError`."""
     logging.getLogger("httpx").setLevel(logging.WARNING)
     memory = PeakMemory()
     found: dict[str, Any] = {}

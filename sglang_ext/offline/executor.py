@@ -19,7 +19,7 @@ from sglang_ext.block import KVBlock
 from sglang_ext.geometry import KVGeometry
 from sglang_ext.identity import ModelIdentity
 from sglang_ext.phases import Phases
-from sglang_ext.plan import Fill, FillKind, PrefillPlan, repaired
+from sglang_ext.plan import Fill, FillKind, PrefillPlan, native, repaired
 from sglang_ext.rope import Rotation
 from sglang_ext.transfer.maps import CrossModelMap
 from sglang_ext.transfer.selectors import top_positions
@@ -104,9 +104,7 @@ class TransformersExecutor:
     def prefill(self, prompts: Sequence[Sequence[int]], spare: int = 0) -> tuple[list[Row], torch.Tensor]:
         """Native prefill. Returns rows with room for `spare` more tokens, and the last logits [n, V]."""
         rows = [self.row(len(ids) + spare) for ids in prompts]
-        work = [Work(row, torch.tensor(ids), torch.arange(len(ids))) for row, ids in zip(rows, prompts)]
-        hidden = self.compute(work)
-        return rows, self.logits(torch.stack([h[-1] for h in hidden]))
+        return rows, self._run(rows, prompts, [native(len(ids)) for ids in prompts])
 
     def block(self, row: Row, tokens: Sequence[int]) -> KVBlock:
         """The first len(tokens) positions of a row as a position-free block."""
@@ -140,11 +138,14 @@ class TransformersExecutor:
             fill = Fill(0, len(span), FillKind.MAPPED)
             plans.append(repaired(len(ids), [fill], top_positions(scores, rho)))
             rows.append(row)
-        work = [
-            Work(row, torch.tensor(ids)[plan.compute], plan.compute) for row, ids, plan in zip(rows, prompts, plans)
-        ]
-        hidden = self.compute(work)
-        return rows, self.logits(torch.stack([h[-1] for h in hidden])), plans
+        return rows, self._run(rows, prompts, plans), plans
+
+    def _run(self, rows: Sequence[Row], prompts: Sequence[Sequence[int]], plans: Sequence[PrefillPlan]) -> torch.Tensor:
+        """Computes what plans say of rows whose fills are done. Returns the last logits [n, V]."""
+        hidden = self.compute(
+            [Work(row, torch.tensor(ids)[plan.compute], plan.compute) for row, ids, plan in zip(rows, prompts, plans)]
+        )
+        return self.logits(torch.stack([states[-1] for states in hidden]))
 
     def greedy(self, rows: Sequence[Row], logits: torch.Tensor, limit: int, stop: Sequence[int]) -> list[list[int]]:
         """Greedy continuations of at most `limit` tokens, without the stop token. Rows grow in place."""

@@ -14,6 +14,7 @@ from sglang_ext.errors import KVLiftError, PackError
 from sglang_ext.geometry import KVGeometry
 from sglang_ext.identity import digest_fields
 from sglang_ext.phases import Phases
+from sglang_ext.plan import Fill, FillKind, PrefillPlan, repaired
 from sglang_ext.rope import Rotation
 from sglang_ext.transfer.pack import Pack
 from sglang_ext.transfer.selectors import RANK_DISAGREEMENT, top_positions
@@ -43,13 +44,21 @@ class _Open:
     where: Where
     held: Prefix
     fresh: torch.Tensor
-    end: int
-    chosen: torch.Tensor
+    plan: PrefillPlan
     block_bytes: int
-    copied: int
     scores: torch.Tensor
     phases: Phases
     keep: ExitStack
+
+    @property
+    def end(self) -> int:
+        """Where the lifted prefix ends; SGLang's own batch computes what comes after it."""
+        return self.plan.fills[-1].stop
+
+    @property
+    def chosen(self) -> torch.Tensor:
+        """int64: the plan's positions to compute before the prefix is published."""
+        return self.plan.compute[self.plan.compute < self.end]
 
 
 class Lifter:
@@ -98,11 +107,7 @@ class Lifter:
         phases = Phases()
         pack = self._pack(request.pack)
         with phases("transfer"):
-            block = self._transport.fetch(request.handle)
-            pack.check_source(block.identity, block.geometry)
-            block.check_tokens(request.ids)
-            block.check_finite()
-            block = _to(block, self._pool.device)
+            block = self._fetch(request, pack)
         where = Where(namespace=request.namespace)
         end = self._pool.page_floor(min(len(block), len(request.ids) - 1))
         ids = request.ids[:end]
@@ -124,13 +129,20 @@ class Lifter:
                         self._pool.copy(native.slots[held.length : start], fresh[:copied])
                     scores = self._fill(block.span(start, end), start, fresh[copied:], pack, phases)
                     with phases("score"):
-                        chosen = top_positions(scores, request.rho) + start
+                        fills = (Fill(0, start, FillKind.PREFIX), Fill(start, end, FillKind.MAPPED))
+                        plan = repaired(len(request.ids), fills, top_positions(scores, request.rho).cpu() + start)
                 except Exception:
                     self._pool.free(fresh)
                     raise
-            return _Open(
-                request, where, held, fresh, end, chosen, block.nbytes, copied, scores, phases, keep.pop_all()
-            )
+            return _Open(request, where, held, fresh, plan, block.nbytes, scores, phases, keep.pop_all())
+
+    def _fetch(self, request: LiftReq, pack: Pack) -> KVBlock:
+        """The source's block, on the pool's device, once it is known to be of this prompt and this pack."""
+        block = self._transport.fetch(request.handle)
+        pack.check_source(block.identity, block.geometry)
+        block.check_tokens(request.ids)
+        block.check_finite()
+        return block.to(self._pool.device)
 
     def _fill(self, span: KVBlock, start: int, slots: torch.Tensor, pack: Pack, phases: Phases) -> torch.Tensor:
         if len(span) == 0:
@@ -168,7 +180,7 @@ class Lifter:
                 self._pool.free(one.fresh)
                 return _fallback(error)
             self._leases.take(request.rid, node, request.namespace, request.lease_s)
-        prefix = one.held.length + one.copied
+        prefix = len(one.plan.fills[0])
         answer = _answer(request, prefix, one.end - prefix, len(one.chosen), one.block_bytes, one.phases)
         if request.explain:
             answer["explain"] = {"positions": one.chosen.tolist(), "scores": one.scores.tolist(), "start": prefix}
@@ -182,8 +194,8 @@ class Lifter:
 
 
 def _work(one: _Open) -> Work:
-    tokens = torch.tensor(one.request.ids)[one.chosen.cpu()]
-    return Work(tokens, one.chosen, torch.cat([one.held.slots, one.fresh]))
+    slots = torch.cat([one.held.slots, one.fresh])
+    return Work(torch.tensor(one.request.ids)[one.chosen], one.chosen.to(slots.device), slots)
 
 
 def _answer(
@@ -210,9 +222,3 @@ def explain(error: Exception) -> str:
     if not isinstance(error, KVLiftError):
         logger.error("kvlift: an unexpected failure", exc_info=error)
     return f"{type(error).__name__}: {error}"
-
-
-def _to(block: KVBlock, device: torch.device) -> KVBlock:
-    return KVBlock(
-        block.tokens, block.keys.to(device), block.values.to(device), block.geometry, block.identity
-    )

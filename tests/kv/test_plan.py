@@ -85,19 +85,19 @@ def test_a_plan_without_the_last_position_is_refused(parts):
 @pytest.mark.parametrize("compute", [[1, 0, 3], [0, 0, 3], [0, 2, 2, 3], [3, 3]])
 def test_unsorted_or_repeated_positions_are_refused(compute):
     with pytest.raises(PlanError, match="sorted and without repeats"):
-        plan(4, [Fill(0, 4, FillKind.LINKED)], compute)
+        plan(4, [Fill(0, 4, FillKind.MAPPED)], compute)
 
 
 @pytest.mark.parametrize("compute", [[-1, 3], [0, 4], [4]])
 def test_a_computed_position_outside_the_prompt_is_refused(compute):
     with pytest.raises(PlanError, match=r"must lie in \[0, 4\)"):
-        plan(4, [Fill(0, 4, FillKind.LINKED)], compute)
+        plan(4, [Fill(0, 4, FillKind.MAPPED)], compute)
 
 
 @pytest.mark.parametrize("span", [(-1, 2), (2, 5), (3, 2), (5, 5)])
 def test_a_fill_outside_the_prompt_is_refused(span):
     with pytest.raises(PlanError, match="outside a prompt of 4 positions"):
-        plan(4, [Fill(*span, FillKind.LINKED)], [0, 1, 2, 3])
+        plan(4, [Fill(*span, FillKind.MAPPED)], [0, 1, 2, 3])
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_fill_outside_the_prompt_is_refused(span):
 )
 def test_compute_is_an_int64_vector_that_is_not_empty(compute):
     with pytest.raises(PlanError, match="non-empty int64 vector"):
-        PrefillPlan(4, (Fill(0, 4, FillKind.LINKED),), compute)
+        PrefillPlan(4, (Fill(0, 4, FillKind.MAPPED),), compute)
 
 
 def test_a_prompt_without_positions_is_refused():
