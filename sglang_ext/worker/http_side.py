@@ -25,6 +25,7 @@ from sglang_ext.worker.settings import WorkerSettings
 from sglang_ext.worker.transport import SharedMemory
 
 PROTOCOL = 1
+EXPORT_KEPT = 6  # times the transfer timeout that a block waits for its reader
 UNSUPPORTED = "unsupported"
 
 
@@ -78,7 +79,9 @@ class HttpSide:
         body = ExportBody.model_validate(await request.json())
         message = ExportReq(rid=_rid(), ids=body.input_ids, cache_salt=body.cache_salt)
         answer = await self._ask(message, self._settings.transfer_timeout_s)
-        self._transport.sweep(self._settings.transfer_timeout_s)
+        if "handle" in answer:  # a reader that dies before it comes must not hold this host's memory
+            wait = EXPORT_KEPT * self._settings.transfer_timeout_s
+            asyncio.get_running_loop().call_later(wait, self._transport.drop, answer["handle"])
         return {"transport": self._transport.name, **answer}
 
     async def release(self, request: Request) -> dict[str, Any]:

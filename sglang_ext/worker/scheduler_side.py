@@ -47,7 +47,7 @@ class SchedulerSide:
             self.geometry,
         )  # fmt: skip
         self._queued: list[LiftReq] = []
-        freed = self._transport.sweep(settings.transfer_timeout_s)
+        freed = self._transport.sweep()
         if freed:
             logger.info("kvlift: freed %d blocks that dead workers left in shared memory", freed)
 

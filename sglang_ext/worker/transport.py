@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 import uuid
 from pathlib import Path
 from typing import Protocol
@@ -34,9 +33,8 @@ class Transport(Protocol):
 class SharedMemory:
     """Blocks as files in a memory file system that both workers of one host see.
 
-    The reader unlinks a block once it has mapped it, so that nothing is left when it dies later; what
-    a dead reader left behind is freed by `sweep` in the writer, and what a dead writer left by the
-    next writer to start.
+    The reader unlinks a block once it has mapped it, so that nothing is left when it dies later. Who
+    publishes must `drop` what was not fetched in time; what a dead writer left, `sweep` frees.
     """
 
     name = "shm"
@@ -69,16 +67,12 @@ class SharedMemory:
     def drop(self, handle: str) -> None:
         self._path(handle).unlink(missing_ok=True)
 
-    def sweep(self, older_than_s: float) -> int:
-        """Frees blocks of dead writers, and of this process where nobody came in time; returns how many."""
+    def sweep(self) -> int:
+        """Frees the blocks of writers that are dead; returns how many."""
         freed = 0
         for path in self._folder.glob("kvlift-*"):
             match = _HANDLE.fullmatch(path.name)
-            if match is None:
-                continue
-            writer = int(match[1])
-            stale = writer == os.getpid() and time.time() - path.stat().st_mtime > older_than_s
-            if stale or not os.path.exists(f"/proc/{writer}"):
+            if match is not None and not os.path.exists(f"/proc/{match[1]}"):
                 path.unlink(missing_ok=True)
                 freed += 1
         return freed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -56,15 +55,12 @@ def test_only_own_handles_are_opened(tmp_path: Path, handle: str):
             use(handle)
 
 
-def test_a_sweep_frees_dead_writers_blocks_and_own_stale_ones_only(tmp_path: Path, block: KVBlock):
+def test_a_sweep_frees_dead_writers_blocks_only(tmp_path: Path, block: KVBlock):
     transport = SharedMemory(1 << 20, tmp_path)
-    fresh, stale = transport.publish(block), transport.publish(block)
-    old = time.time() - 60
-    os.utime(tmp_path / stale, (old, old))
+    own = transport.publish(block)
     dead, alive = (tmp_path / f"kvlift-{pid}-{'0' * 32}" for pid in (2**22 + 1, os.getppid()))
     for path in (dead, alive):
         path.write_bytes(b"x")
-        os.utime(path, (old, old))
     (tmp_path / "kvlift-notes.txt").write_text("not ours")
-    assert transport.sweep(older_than_s=30) == 2
-    assert {path.name for path in tmp_path.iterdir()} == {fresh, alive.name, "kvlift-notes.txt"}
+    assert transport.sweep() == 1
+    assert {path.name for path in tmp_path.iterdir()} == {own, alive.name, "kvlift-notes.txt"}
