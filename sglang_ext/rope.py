@@ -142,6 +142,10 @@ class Turn:
     def __init__(self, cos: torch.Tensor, sin: torch.Tensor, scale: float) -> None:
         self._cos, self._sin, self._scale = cos, sin, scale
 
+    def table(self) -> torch.Tensor:
+        """Scaled cosines, then sines, of each position: float32 [T, rotary_dim], as servers keep them."""
+        return torch.cat([self._cos, self._sin], dim=-1)[:, 0] * self._scale
+
     def rotate(self, keys: torch.Tensor) -> torch.Tensor:
         return _turn(keys, self._cos * self._scale, self._sin * self._scale)
 

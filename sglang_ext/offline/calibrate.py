@@ -67,6 +67,8 @@ def calibrate(
             f"{names[0]} and {names[1]} have different tokenizers or chat templates: "
             "a cache can only be handed over where both render the same messages to the same ids"
         )
+    if settings.accept_prompts < LEAST_HELD_OUT:
+        raise CalibrationError(f"accept_prompts is {settings.accept_prompts}; a pack needs at least {LEAST_HELD_OUT}")
     ours, theirs = source.geometry, target.geometry
     fitter = MapFitter(ours.layers, ours.width, theirs.layers, theirs.width, target.model.device)
     kept = _Kept(settings)
@@ -74,7 +76,7 @@ def calibrate(
     offsets = random.Random(settings.seed)
     for batch in _batches(kept.divert(prompts, lambda: fitter.count >= settings.tokens)):
         for ids, (left, right) in zip(batch, _capture(source, target, batch)):
-            digest.update(torch.tensor(ids).numpy().tobytes())
+            digest.update(repr(ids).encode())
             rows = range(offsets.randrange(settings.stride), len(ids), settings.stride)
             fitter.add(left, right, torch.tensor(rows, dtype=torch.int64))
         progress.tokens(min(fitter.count, settings.tokens), settings.tokens)
@@ -108,16 +110,17 @@ class _Kept:
         self._wanted = settings.accept_prompts
 
     def divert(self, prompts: Iterable[list[int]], fitted: Callable[[], bool]) -> Iterator[list[int]]:
-        """The prompts to fit, until `fitted` says enough; reads on where none are held out yet."""
+        """The prompts to fit, until `fitted` says enough; from then on every prompt is held out."""
         for index, ids in enumerate(prompts):
-            if fitted() and len(self.prompts) >= LEAST_HELD_OUT:
+            enough = fitted()
+            if enough and len(self.prompts) >= self._wanted:
                 return
             if len(ids) < 2:
                 continue
-            if index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1:
+            if enough or index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1:
                 if len(self.prompts) < self._wanted:
                     self.prompts.append(ids)
-            elif not fitted():
+            else:
                 yield ids
 
 

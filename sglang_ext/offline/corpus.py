@@ -23,17 +23,17 @@ def read_prompts(data: str) -> Iterator[dict[str, Any]]:
     path = Path(data)
     if not path.exists():
         raise CalibrationError(f"{path} does not exist; expected a JSON-lines file or {FAMILY}N")
-    with path.open() as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield _record(line, f"{path}:{number}")
 
 
-def _record(line: str, where: str) -> dict[str, Any]:
+def _record(line: bytes, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise CalibrationError(f"{where}: not JSON: {error.msg}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CalibrationError(f"{where}: not JSON: {error}") from error
     if not isinstance(record, dict) or not ("messages" in record or "text" in record):
         raise CalibrationError(f"{where}: expected an object with `messages` or `text`")
     if "messages" in record and not (isinstance(record["messages"], list) and record["messages"]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ def make_pair(shape: str, seed: int, progress: Progress) -> Path:
     folder = folder_of(shape, seed)
     if (folder / "pack" / "pack.json").exists():
         return folder
-    scratch = folder.with_name(folder.name + ".new")
+    scratch = folder.with_name(f"{folder.name}.{os.getpid()}")
     shutil.rmtree(scratch, ignore_errors=True)
     pair = SHAPES[shape]
     for number, (role, one) in enumerate((("source", pair.source), ("target", pair.target))):

@@ -8,7 +8,10 @@ import pkgutil
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Callable, Mapping, NamedTuple
 
-from sglang_ext.errors import KVLiftError, WorkerError
+import torch
+
+from sglang_ext.errors import GeometryError, KVLiftError, WorkerError
+from sglang_ext.rope import Rotation
 
 SGLANG_RELEASE = "0.5.23"
 
@@ -93,6 +96,29 @@ def model_checks(folder: str) -> list[Check]:
         return [Check("KV layout", False, str(error))]
     layout = f"{g.layers} layers, {g.kv_heads} KV heads of {g.head_dim}, rope {g.rope.kind}"
     return [Check("KV layout", True, layout)]
+
+
+def check_rope(model: Any, rotation: Rotation) -> None:
+    """Raises GeometryError unless the served model turns its keys as `rotation` does.
+
+    model: SGLang's, a torch module. SGLang reads some rope parameters under other names than transformers
+    does; a worker that turned keys differently would hand out wrong blocks without any error.
+    """
+    for module in model.modules():
+        table = getattr(module, "cos_sin_cache", None)
+        if table is None:
+            continue
+        positions = torch.tensor([0, 1, 7, 100, len(table) - 1]).clamp_max(len(table) - 1)
+        wanted = rotation.at(positions).table()
+        found = table[positions].float().cpu()
+        if not getattr(module, "is_neox_style", True) or found.shape != wanted.shape:
+            raise GeometryError(f"rope module {type(module).__name__} is not supported: expected NeoX style halves")
+        # On CPUs without the fp32 setting the table is bf16: one part in 256.
+        if not torch.allclose(found, wanted.cpu(), atol=1e-2):
+            raise GeometryError(
+                f"SGLang turns keys otherwise than the configuration says (rope {rotation.spec.kind}, off by "
+                f"{float((found - wanted.cpu()).abs().max()):.3f}): this model cannot exchange KV"
+            )
 
 
 def require(checks: list[Check]) -> None:

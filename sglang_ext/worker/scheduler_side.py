@@ -14,6 +14,7 @@ from sglang_ext.hub import local_folder
 from sglang_ext.identity import ModelIdentity
 from sglang_ext.phases import Phases
 from sglang_ext.rope import Rotation
+from sglang_ext.worker.checks import check_rope
 from sglang_ext.transfer.pack import Pack
 from sglang_ext.worker.executor import SGLangExecutor
 from sglang_ext.worker.leases import Leases
@@ -36,6 +37,7 @@ class SchedulerSide:
         self._scheduler = scheduler
         self._pool = Pool(scheduler, self.geometry)
         self._rotation = Rotation(self.geometry.rope, self._pool.device)
+        check_rope(scheduler.tp_worker.model_runner.model, self._rotation)
         self._transport = SharedMemory(settings.transfer_max_bytes)
         self._leases = Leases(scheduler.tree_cache)
         self._lifter = Lifter(

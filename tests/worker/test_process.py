@@ -9,8 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from sglang_ext.errors import WorkerError
+from sglang_ext.errors import GeometryError, WorkerError
+from sglang_ext.rope import RopeSpec, Rotation
 from sglang_ext.worker import checks, launch
 from sglang_ext.worker.settings import ENV, WorkerSettings
 
@@ -125,3 +127,18 @@ def test_settings_travel_through_the_environment(monkeypatch: pytest.MonkeyPatch
     settings = WorkerSettings(packs=("a", "b"), rho=0.5, allow_bench_pack=True)
     monkeypatch.setenv(ENV, settings.model_dump_json())
     assert WorkerSettings.published() == settings
+
+
+def rope_module(rope: RopeSpec, scale: float) -> torch.nn.Module:
+    """A model whose only layer keeps cosines and sines as SGLang's rope does."""
+    model = torch.nn.Module()
+    model.cos_sin_cache = Rotation(rope).at(torch.arange(200)).table() * scale
+    return model
+
+
+def test_a_server_that_turns_keys_otherwise_is_refused():
+    """SGLang reads yarn's length scale under another name: its keys would be off by a constant factor."""
+    rope = RopeSpec("yarn", 1e4, 16, factor=4.0, original_max_position=64, attention_factor=1.3)
+    checks.check_rope(rope_module(rope, 1.0), Rotation(rope))
+    with pytest.raises(GeometryError, match="turns keys otherwise"):
+        checks.check_rope(rope_module(rope, 1 / 1.3), Rotation(rope))
