@@ -95,7 +95,7 @@ def calibrate(
 
 @bench.command("make-pair")
 def make_pair(
-    shape: Annotated[str, typer.Option(help="the shapes of both models")] = "default",
+    shape: Annotated[str, typer.Option(help="a name, or SOURCE:TARGET:kK:rR (see the error for a wrong one)")] = "default",
     seed: Annotated[int, typer.Option(help="of the weights")] = 0,
 ) -> None:
     """Write two models with random weights and a bench-only pack, once; prints their folder."""

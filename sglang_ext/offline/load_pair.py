@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,37 +44,50 @@ class PairShape:
 # In each, the map is about 4 to 5 % of the target's body, as it is for the paper's Qwen3 pair.
 SHAPES = {
     "default": PairShape(Shape(8, 384, 6, 2, 64, 1024), Shape(20, 768, 12, 2, 64, 2048), k=8, rank=32),
+    "qwen3-0.6b": PairShape(Shape(8, 512, 8, 2, 64, 1536), Shape(28, 1024, 16, 8, 128, 3072), k=3, rank=128),
+    "qwen3-1.7b": PairShape(Shape(10, 768, 12, 2, 64, 2048), Shape(28, 2048, 16, 8, 128, 6144), k=8, rank=128),
 }
+_GIVEN = re.compile(r"((?:\d+x){5}\d+):((?:\d+x){5}\d+):k(\d+):r(\d+)")
 
 
-def folder_of(shape: str, seed: int) -> Path:
-    """Where a pair lies: `source`, `target` and `pack` inside. It may not exist yet."""
-    return cache_folder() / "load-pairs" / digest_fields([shape, repr(SHAPES[shape]), str(seed)])[:16]
+def parse_shape(text: str) -> PairShape:
+    """A named shape, or SOURCE:TARGET:kK:rR with models as LAYERSxHIDDENxHEADSxKV_HEADSxHEAD_DIMxMLP.
+
+    Raises CalibrationError for anything else.
+    """
+    if text in SHAPES:
+        return SHAPES[text]
+    given = _GIVEN.fullmatch(text)
+    if given is None:
+        raise CalibrationError(
+            f"shape {text!r}: expected one of {', '.join(SHAPES)}, or SOURCE:TARGET:kK:rR with each model as "
+            "LAYERSxHIDDENxHEADSxKV_HEADSxHEAD_DIMxMLP, as in 8x384x6x2x64x1024:20x768x12x2x64x2048:k8:r32"
+        )
+    source, target = (Shape(*map(int, part.split("x"))) for part in given.groups()[:2])
+    return PairShape(source, target, k=int(given[3]), rank=int(given[4]))
 
 
 def make_pair(shape: str, seed: int, progress: Progress) -> Path:
-    """Writes the pair unless it is there already; returns its folder.
+    """Writes the pair unless it is there already; returns its folder: `source`, `target` and `pack`.
 
     The pack is bench-only: it maps noise to noise at the right cost. Raises CalibrationError for an
     unknown shape.
     """
-    if shape not in SHAPES:
-        raise CalibrationError(f"unknown shape {shape!r}; expected one of {', '.join(SHAPES)}")
-    folder = folder_of(shape, seed)
+    pair = parse_shape(shape)
+    folder = cache_folder() / "load-pairs" / digest_fields([repr(pair), str(seed)])[:16]
     if (folder / "pack" / "pack.json").exists():
         return folder
     scratch = folder.with_name(f"{folder.name}.{os.getpid()}")
     shutil.rmtree(scratch, ignore_errors=True)
-    pair = SHAPES[shape]
     for number, (role, one) in enumerate((("source", pair.source), ("target", pair.target))):
         _write_model(scratch / role, one, seed + number)
     source, target = (TransformersExecutor.from_folder(scratch / role) for role in ("source", "target"))
     features = pair.k * source.geometry.width
     settings = Settings(
-        name=f"load-pair-{shape}", k=pair.k, rank=pair.rank, tokens=3 * features, seed=seed,
+        name="load-pair", k=pair.k, rank=pair.rank, tokens=3 * features, seed=seed,
         accept_prompts=2, bench_only=True,
     )  # fmt: skip
-    names = (f"load-{shape}-source", f"load-{shape}-target")
+    names = ("load-source", "load-target")
     prompts = _noise(source.model.config.vocab_size, seed)
     calibrate(source, target, names, "uniform random tokens", prompts, settings, progress).save(scratch / "pack")
     scratch.replace(folder)

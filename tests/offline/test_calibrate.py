@@ -11,12 +11,11 @@ import torch
 
 from sglang_ext.errors import CalibrationError
 from sglang_ext.identity import ModelIdentity
-from sglang_ext.offline import load_pair
 from sglang_ext.offline.calibrate import BATCH, HELD_OUT_EVERY, Progress, Settings, calibrate
 from sglang_ext.offline.executor import TransformersExecutor
 from sglang_ext.transfer.pack import Pack
 from tests.kv.builders import one_thread  # noqa: F401
-from tests.kv.models import model_folder, prompts, tokenizer
+from tests.kv.models import model_folder, prompts
 
 NAMES = ("small", "large")
 CORPUS = prompts(tuple(6 + n % 9 for n in range(40)), vocabulary=900)
@@ -224,34 +223,3 @@ def test_progress_rises_to_what_was_wanted(pair):
     assert counts == sorted(counts) and counts[-1] == 250
     assert {wanted for _, wanted in seen.token_steps} == {250}
     assert seen.prompt_steps == [(n + 1, len(seen.prompt_steps)) for n in range(len(seen.prompt_steps))]
-
-
-@pytest.fixture
-def tiny_shape(monkeypatch, tmp_path):
-    shape = load_pair.Shape(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, mlp=48)
-    pair = load_pair.PairShape(shape, replace(shape, layers=3), k=2, rank=4)
-    monkeypatch.setenv("KVLIFT_CACHE", str(tmp_path))
-    monkeypatch.setitem(load_pair.SHAPES, "tiny", pair)
-    monkeypatch.setattr(load_pair, "PROMPT_TOKENS", 4)
-    monkeypatch.setattr("sglang_ext.offline.family.tokenizer.build_tokenizer", tokenizer)
-    return "tiny"
-
-
-def test_a_load_pair_is_made_once_and_fits_its_bench_only_pack(tiny_shape):
-    folder = load_pair.make_pair(tiny_shape, 0, Progress())
-    assert folder == load_pair.folder_of(tiny_shape, 0)
-    pack = Pack.load(folder / "pack")
-    assert pack.manifest.bench_only
-    for role, check in (("source", pack.check_source), ("target", pack.check_target)):
-        one = TransformersExecutor.from_folder(folder / role)
-        check(one.identity, one.geometry)
-    before = (folder / "pack" / "pack.json").stat().st_mtime_ns
-    assert load_pair.make_pair(tiny_shape, 0, Progress()) == folder
-    assert (folder / "pack" / "pack.json").stat().st_mtime_ns == before
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # nothing half made is left
-    assert load_pair.folder_of(tiny_shape, 1) != folder
-
-
-def test_an_unknown_shape_is_refused_with_those_that_are_known():
-    with pytest.raises(CalibrationError, match="'huge'; expected one of default"):
-        load_pair.make_pair("huge", 0, Progress())
