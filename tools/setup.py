@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,25 +65,28 @@ def requirements(project: dict) -> list[str]:
 def install_package(environment: Path, shared: Path) -> None:
     """A small environment that sees the shared one. Its own packages come first on the path."""
     shutil.rmtree(environment, ignore_errors=True)
-    make_environment(environment)
+    # Without pip, and so without the old setuptools that would hide the shared one.
+    make_environment(environment, "--without-pip")
     (site_packages(environment) / "kvlift_shared.pth").write_text(
         f"import site; site.addsitedir({str(site_packages(shared))!r})\n"
     )
-    pip(environment, "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
+    into = ["--python", str(environment / "bin" / "python")]
+    pip(shared, "--no-deps", "--no-build-isolation", "--editable", str(ROOT), options=into)
     (environment / "ready").touch()
 
 
-def make_environment(folder: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+def make_environment(folder: Path, *options: str) -> None:
+    subprocess.run([sys.executable, "-m", "venv", *options, str(folder)], check=True)
 
 
 def site_packages(environment: Path) -> Path:
     return environment / "lib" / "python3.11" / "site-packages"
 
 
-def pip(environment: Path, *arguments: str) -> None:
-    command = [str(environment / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    result = subprocess.run([*command, *arguments], stderr=subprocess.PIPE, text=True)
+def pip(environment: Path, *arguments: str, options: Sequence[str] = ()) -> None:
+    """Installs with `environment`'s pip; `options` come before pip's own command."""
+    command = [str(environment / "bin" / "python"), "-m", "pip", *options, "install", "--quiet"]
+    result = subprocess.run([*command, "--disable-pip-version-check", *arguments], stderr=subprocess.PIPE, text=True)
     if result.returncode:
         sys.exit(f"pip failed:\n{result.stderr[-4000:]}")
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from io import StringIO
 
 import openai
 import pytest
+from rich.console import Console
 
 from router.app import create_app
 from router.config import Config
+from router.demo.quality import show_quality
 from sglang_ext.offline.family.tasks import TASKS, make_item
 from tests.router.fake_worker import serving, until
 from tests.worker.conftest import Fleet
@@ -17,7 +21,7 @@ QUESTIONS = [make_item(task, "test", index) for index in range(3) for task in TA
 
 
 @pytest.fixture(scope="module")
-def client(fleet: Fleet) -> Iterator[openai.OpenAI]:
+def url(fleet: Fleet) -> Iterator[str]:
     config = Config.model_validate(
         {
             "tiers": [
@@ -30,9 +34,14 @@ def client(fleet: Fleet) -> Iterator[openai.OpenAI]:
         }
     )
     app = create_app(config)
-    with serving(app) as url:
+    with serving(app) as address:
         until(app.state.gateway.monitor.all_up)
-        yield openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
 
 
 def ask(client: openai.OpenAI, model: str, messages, **more):
@@ -90,3 +99,13 @@ def test_the_next_turn_of_a_lifted_conversation_reuses_its_own_prefix(client: op
     lift = second.kvlift["lift"]
     assert lift["status"] == "applied"
     assert lift["tokens"]["prefix"] >= first.usage.prompt_tokens - 1
+
+
+def test_the_demos_figures_are_counts_of_what_happened(url: str):
+    shown = StringIO()
+    figures = asyncio.run(show_quality(url, Console(file=shown, width=200)))
+    assert set(figures) == {"n", "small_accuracy", "cascade_accuracy", "large_accuracy", "escalated", "lifts_applied"}
+    assert figures["n"] == 12 and figures["large_accuracy"] >= 0.9
+    assert figures["lifts_applied"] == figures["escalated"] <= 12
+    assert figures["cascade_accuracy"] >= figures["small_accuracy"]
+    assert shown.getvalue().count("lifted,") == figures["lifts_applied"]
