@@ -26,6 +26,7 @@ class Worker:
         self.log = folder / f"{name}.log"
         self.client = httpx.Client(base_url=self.url, timeout=300, headers=self._headers())
         command = [sys.executable, "-m", "router.cli", "worker", "--model", str(model), "--port", str(self.port)]
+        command += ["--served-model-name", f"{name}-served"]
         for pack in packs:
             command += ["--pack", str(pack)]
         if api_key:

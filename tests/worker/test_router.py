@@ -25,8 +25,8 @@ def url(fleet: Fleet) -> Iterator[str]:
     config = Config.model_validate(
         {
             "tiers": [
-                {"name": "small", "served": str(fleet.small.model), "address": fleet.small.url},
-                {"name": "large", "served": str(fleet.large.model), "address": fleet.large.url},
+                {"name": "small", "served": "small-served", "address": fleet.small.url},
+                {"name": "large", "served": "large-served", "address": fleet.large.url},
             ],
             "lift": {"pairs": [{"source": "small", "target": "large", "pack": "tiny-small-to-large"}], "timeout_s": 60},
             "policies": {"always": {"method": "always"}, "never": {"method": "never"}, "sure": {"method": "avg_logprob"}},
