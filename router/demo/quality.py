@@ -21,16 +21,17 @@ async def show_quality(url: str, console: Console) -> dict[str, Any]:
     table = _table()
     small_right = cascade_right = large_right = escalated = applied = 0
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
-        for item in track(items, "asking", console=console):
-            answer = await _ask(client, item, "kvlift")
-            alone = await _ask(client, item, "large")
+        answers = [await _ask(client, item, "kvlift") for item in track(items, "the cascade", console=console)]
+        # Afterwards: what the large model has prefilled itself, a lift would only copy.
+        alone = [await _ask(client, item, "large") for item in track(items, "large alone", console=console)]
+        for item, answer, own in zip(items, answers, alone, strict=True):
             record, text = answer["kvlift"], _text(answer)
             first = record["attempts"][0]
             small_text = first.get("text", text)
             lift = record["lift"] or {}
             small_right += is_correct(item, small_text)
             cascade_right += is_correct(item, text)
-            large_right += is_correct(item, _text(alone))
+            large_right += is_correct(item, _text(own))
             escalated += record["escalated"]
             applied += lift.get("status") == "applied"
             table.add_row(*_cells(item, small_text, first["confidence"], record["escalated"], text, lift))
@@ -84,7 +85,7 @@ def _cells(
     kv = "-"
     if lift.get("status") == "applied":
         tokens = lift["tokens"]
-        kv = f"{tokens['lifted']} lifted, {tokens['recomputed']} recomputed"
+        kv = f"{tokens['prefix']} held, {tokens['lifted']} lifted, {tokens['recomputed']} recomputed"
     elif lift:
         kv = lift["status"]
     return item.question, f"{small_text.strip()} ({sure})", f"{who}: {text.strip()} {mark}", kv

@@ -127,10 +127,9 @@ class Lifter:
                     copied = start - held.length
                     with phases("write"):
                         self._pool.copy(native.slots[held.length : start], fresh[:copied])
-                    scores = self._fill(block.span(start, end), start, fresh[copied:], pack, phases)
+                    scores = self._fill(block.span(0, end), start, fresh[copied:], pack, phases)
                     with phases("score"):
-                        fills = (Fill(0, start, FillKind.PREFIX), Fill(start, end, FillKind.MAPPED))
-                        plan = repaired(len(request.ids), fills, top_positions(scores, request.rho).cpu() + start)
+                        plan = _plan(len(request.ids), start, end, top_positions(scores, request.rho).cpu())
                 except Exception:
                     self._pool.free(fresh)
                     raise
@@ -145,13 +144,16 @@ class Lifter:
         return block.to(self._pool.device)
 
     def _fill(self, span: KVBlock, start: int, slots: torch.Tensor, pack: Pack, phases: Phases) -> torch.Tensor:
-        if len(span) == 0:
-            return torch.empty(0, device=self._pool.device)
+        """Writes the span from position `start` on, and scores all of it.
+
+        The budget is a share of the prompt, whatever part of it is here already: content mostly comes
+        after the template that prompts share, and a share of the rest alone would starve it.
+        """
 
         def write(layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-            self._pool.write(layer, slots, keys, values)
+            self._pool.write(layer, slots, keys[start:], values[start:])
 
-        return pack.maps.fill(span, start, self._geometry, self._rotation, write, phases)
+        return pack.maps.fill(span, 0, self._geometry, self._rotation, write, phases)
 
     def _repair(self, opened: list[_Open], answers: list[dict[str, Any] | None], order: list[int]) -> None:
         if not opened:
@@ -183,7 +185,7 @@ class Lifter:
         prefix = len(one.plan.fills[0])
         answer = _answer(request, prefix, one.end - prefix, len(one.chosen), one.block_bytes, one.phases)
         if request.explain:
-            answer["explain"] = {"positions": one.chosen.tolist(), "scores": one.scores.tolist(), "start": prefix}
+            answer["explain"] = {"positions": one.chosen.tolist(), "scores": one.scores.tolist()}
         return answer
 
     def _pack(self, digest: str) -> Pack:
@@ -191,6 +193,12 @@ class Lifter:
             return self._packs[digest]
         except KeyError:
             raise PackError(f"pack {digest[:12]} is not loaded; this worker has {sorted(self._packs)}") from None
+
+
+def _plan(length: int, start: int, end: int, ranked: torch.Tensor) -> PrefillPlan:
+    """A prefix [0, start) that is here already, a lifted span [start, end), and what is computed of it."""
+    fills = (Fill(0, start, FillKind.PREFIX), Fill(start, end, FillKind.MAPPED))
+    return repaired(length, fills, ranked[ranked >= start])
 
 
 def _work(one: _Open) -> Work:
