@@ -74,7 +74,7 @@ class Worker:
         return self.call("/kv/lift", input_ids=list(ids), source=where, pack=pack, rho=rho, timeout_s=120, **more)
 
     def alive(self) -> bool:
-        return self._process.poll() is None and self.client.get("/health").status_code == 200
+        return self._process.poll() is None and self.client.get("/model_info").status_code == 200
 
     def tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-30:]) if self.log.exists() else ""

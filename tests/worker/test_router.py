@@ -57,7 +57,9 @@ def test_an_escalated_request_is_lifted_and_answered_by_the_large_model(client: 
         assert record["escalated"] and record["tier"] == "large"
         assert record["lift"]["status"] == "applied", record["lift"]
         tokens = record["lift"]["tokens"]
-        assert tokens["lifted"] == tokens["prompt"] - 1 > tokens["recomputed"] > 0
+        # What an earlier question left in the namespace, the shared template, is held; the rest is lifted.
+        assert tokens["prefix"] + tokens["lifted"] == tokens["prompt"] - 1
+        assert tokens["lifted"] >= tokens["recomputed"] > 0
         last = record["attempts"][-1]
         assert last["tokens"]["cached"] == tokens["prompt"] - 1
         assert answer.usage.prompt_tokens == tokens["prompt"]
