@@ -64,7 +64,7 @@ def run(config: Config, console: Console, work: Work) -> None:
     # before its children; and a handler, unlike SIG_IGN, is not inherited by them.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: log.warning("already stopping"))
-    console.print(f"worker logs: {run_folder}")
+    console.print(f"router: {address(listening)}/v1, ready once its workers are; worker logs: {run_folder}", soft_wrap=True)
     try:
         asyncio.run(_serve(server, listening, supervisor, console, work))
     finally:

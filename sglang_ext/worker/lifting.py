@@ -144,11 +144,13 @@ class Lifter:
         return block.to(self._pool.device)
 
     def _fill(self, span: KVBlock, start: int, slots: torch.Tensor, pack: Pack, phases: Phases) -> torch.Tensor:
-        """Writes the span from position `start` on, and scores all of it.
+        """Writes the span from position `start` on, and scores all of it unless nothing is left to lift.
 
         The budget is a share of the prompt, whatever part of it is here already: content mostly comes
         after the template that prompts share, and a share of the rest alone would starve it.
         """
+        if start == len(span):
+            return torch.zeros(start, device=self._pool.device)
 
         def write(layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
             self._pool.write(layer, slots, keys[start:], values[start:])
