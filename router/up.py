@@ -64,9 +64,11 @@ def run(config: Config, console: Console, work: Work) -> None:
     # before its children; and a handler, unlike SIG_IGN, is not inherited by them.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: log.warning("already stopping"))
-    console.print(f"router: {address(listening)}/v1, ready once its workers are; worker logs: {run_folder}", soft_wrap=True)
+    url = address(listening)  # now: the server closes the socket when it stops
+    console.print(f"router: {url}/v1, ready once its workers are")
+    console.print(f"worker logs: {run_folder}")
     try:
-        asyncio.run(_serve(server, listening, supervisor, console, work))
+        asyncio.run(_serve(server, listening, url, supervisor, console, work))
     finally:
         supervisor.stop()
         console.print("all workers stopped")
@@ -100,11 +102,11 @@ def _command(tier: Tier, port: int) -> list[str]:
 
 
 async def _serve(
-    server: DrainingServer, listening: socket.socket, supervisor: Supervisor, console: Console, work: Work
+    server: DrainingServer, listening: socket.socket, url: str, supervisor: Supervisor, console: Console, work: Work
 ) -> None:
     async def work_when_ready() -> None:
         await _show_until_up(server.gateway, supervisor, console)
-        await work(Ready(address(listening), server.gateway.config, server.gateway, supervisor.pids()))
+        await work(Ready(url, server.gateway.config, server.gateway, supervisor.pids()))
 
     tasks = [asyncio.create_task(supervisor.run()), asyncio.create_task(work_when_ready())]
     for task in tasks:

@@ -94,7 +94,8 @@ def test_up_serves_and_leaves_no_process_behind(start, number):
     assert len(pids) == 8 and all(alive(pid) for pid in pids)
     assert up.lines().count("args --host 127.0.0.1 --max-total-tokens 64 --sleep-on-idle") == 2
     code, said = up.end(number)
-    assert code == 0 and f"http://127.0.0.1:{up.port}/v1" in said
+    assert code == 0, said
+    assert f"http://127.0.0.1:{up.port}/v1" in said
     assert not any(alive(pid) for pid in pids)
 
 
