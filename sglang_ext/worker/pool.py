@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from contextlib import contextmanager
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
@@ -83,10 +83,7 @@ class Pool:
 
     def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of keys (rotated) and values at `slots`: [layers, n, kv_heads, head_dim]."""
-        layers = range(self._kv.layer_num)
-        keys = torch.stack([self._kv.get_key_buffer(layer)[slots] for layer in layers])
-        values = torch.stack([self._kv.get_value_buffer(layer)[slots] for layer in layers])
-        return keys, values
+        return self._gather(self._kv.get_key_buffer, slots), self._gather(self._kv.get_value_buffer, slots)
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies the KV of slots `source` to slots `target`, in all layers."""
@@ -107,6 +104,13 @@ class Pool:
         slots = torch.cat([held.slots, fresh])
         params = InsertParams(key=self._key(ids, where), value=slots, prev_prefix_len=held.length)
         return self.tree.insert(params).last_device_node
+
+    def _gather(self, buffer_of: Callable[[int], torch.Tensor], slots: torch.Tensor) -> torch.Tensor:
+        first = buffer_of(0)
+        out = first.new_empty(self._kv.layer_num, len(slots), *first.shape[1:])
+        for layer in range(self._kv.layer_num):
+            torch.index_select(buffer_of(layer), 0, slots, out=out[layer])
+        return out
 
     def _key(self, ids: Sequence[int], where: Where) -> RadixKey:
         key = RadixKey(array("q", ids), where.namespace, cache_salt=where.cache_salt)
