@@ -69,7 +69,8 @@ def clean(request: pytest.FixtureRequest) -> Iterator[None]:
 def reference() -> dict[str, TransformersExecutor]:
     """The same models in transformers, fp32."""
     torch.set_num_threads(1)
-    return {"small": TransformersExecutor.from_folder(SMALL), "large": TransformersExecutor.from_folder(LARGE)}
+    folders = {"small": SMALL, "large": LARGE, "smol": smollm2()}
+    return {name: TransformersExecutor.from_folder(folder) for name, folder in folders.items()}
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from sglang_ext.offline.executor import TransformersExecutor
 from sglang_ext.rope import Rotation
 from sglang_ext.transfer.pack import Pack
 from tests.worker.conftest import PACK, Fleet
-from tests.worker.servers import Worker, cached, first_logprobs, text
+from tests.worker.servers import cached, first_logprobs, text
 
 TOLERANCE = 1e-3
 
@@ -23,12 +23,7 @@ def close(left: dict[int, float], right: dict[int, float]) -> bool:
     return len(shared) >= len(left) - 2 and all(abs(left[t] - right[t]) < TOLERANCE for t in shared)
 
 
-def self_lift(worker: Worker, ids: list[int], rho: float) -> dict:
-    """Prefills natively, lifts the worker onto itself under a namespace, and leaves only that."""
-    return worker.lift(worker, ids, "identity", rho)
-
-
-@pytest.mark.parametrize("name", ["small", "large"])
+@pytest.mark.parametrize("name", ["small", "large", "smol"])
 def test_an_exported_block_is_the_models_own_kv(fleet: Fleet, reference: dict[str, TransformersExecutor], prompt, name: str):
     worker, ids = getattr(fleet, name), prompt(70)
     worker.generate(ids, tokens=1)
@@ -95,6 +90,16 @@ def test_a_full_budget_gives_the_native_logits_whatever_the_map(fleet: Fleet, pr
     assert cached(ours) == len(ids) - 1 and cached(native) == 0
     assert close(first_logprobs(ours), first_logprobs(native))
     assert text(ours) == text(native)
+
+
+def test_a_full_budget_on_a_llama_model_gives_the_native_logits(fleet: Fleet, prompt):
+    ids = prompt(90, seed=6)
+    native = fleet.smol.generate(ids)
+    lifted = fleet.smol.lift(fleet.smol, ids, "identity", rho=1.0, cache_salt="other")
+    assert lifted["tokens"]["recomputed"] == len(ids) - 1
+    ours = fleet.smol.generate(ids, extra_key=lifted["namespace"])
+    assert cached(ours) == len(ids) - 1
+    assert close(first_logprobs(ours), first_logprobs(native)) and text(ours) == text(native)
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.2, 0.5])
