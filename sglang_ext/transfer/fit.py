@@ -140,23 +140,22 @@ class HeldOut:
     def __init__(self, maps: CrossModelMap) -> None:
         self._maps = maps
         self._error: dict[tuple[int, str], float] = {}
-        self._targets: dict[tuple[int, str], list[torch.Tensor]] = {}
+        self._sums: dict[tuple[int, str], torch.Tensor] = {}  # of y and of y squared: [2, d_t]
         self._count = 0
 
     def add(self, source: KVBlock, target: KVBlock) -> None:
         self._count += len(source)
-        for layer, sides in enumerate(self._maps.layers):
-            for side, one in sides.items():
-                x = entries(source, side).view(len(source), source.geometry.layers, -1)
-                y = entries(target, side).view(len(target), target.geometry.layers, -1)[:, layer].double()
+        for side in SIDES:
+            x = entries(source, side).view(len(source), source.geometry.layers, -1)
+            y = entries(target, side).view(len(target), target.geometry.layers, -1).double()
+            for layer, sides in enumerate(self._maps.layers):
+                one, true, at = sides[side], y[:, layer], (layer, side)
                 predicted = one.predict(x[:, list(one.sources)].flatten(1)).double()
-                at = (layer, side)
-                self._error[at] = self._error.get(at, 0.0) + float((y - predicted).square().sum())
-                sums = torch.stack([y.sum(0), y.square().sum(0)])
-                self._targets[at] = [sums if at not in self._targets else self._targets[at][0] + sums]
+                self._error[at] = self._error.get(at, 0.0) + float((true - predicted).square().sum())
+                self._sums[at] = self._sums.get(at, 0.0) + torch.stack([true.sum(0), true.square().sum(0)])
 
     def r2(self, layer: int, side: str) -> float:
-        total, squares = self._targets[layer, side][0]
+        total, squares = self._sums[layer, side]
         variance = float((squares - total.square() / self._count).sum())
         return 1.0 - self._error[layer, side] / max(variance, 1e-12)
 

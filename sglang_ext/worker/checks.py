@@ -6,7 +6,7 @@ import inspect
 import os
 import pkgutil
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Callable, Mapping, NamedTuple
+from typing import Any, Mapping, NamedTuple
 
 import torch
 
@@ -71,19 +71,19 @@ def server_checks(args: Any) -> list[Check]:
 
     args: SGLang's ServerArgs, resolved.
     """
-    wanted: list[tuple[str, Callable[[], bool], str]] = [
-        ("tokenizer workers", lambda: args.tokenizer_worker_num == 1, "--tokenizer-worker-num must be 1"),
-        ("tensor parallel", lambda: args.tp_size == 1, "--tp-size must be 1 in this release of kvlift"),
-        ("pipeline parallel", lambda: args.pp_size == 1, "--pp-size must be 1"),
-        ("data parallel", lambda: args.dp_size == 1, "--dp-size must be 1; run several workers behind the router"),
-        ("radix cache", lambda: not args.disable_radix_cache, "--disable-radix-cache leaves nothing to lift into"),
-        ("KV dtype", lambda: args.kv_cache_dtype in ("auto", "bf16", "bfloat16"), "quantised KV needs scales"),
-        ("KV events", lambda: not args.kv_events_config, "--kv-events-config ignores namespaces: mapped KV would leak"),
-        ("speculation", lambda: not args.speculative_algorithm, "speculative decoding keeps KV that a map cannot make"),
-        ("disaggregation", lambda: args.disaggregation_mode == "null", "prefill/decode disaggregation is not supported"),
-        ("hierarchical cache", lambda: not args.enable_hierarchical_cache, "--enable-hierarchical-cache is not supported"),
+    wanted: list[tuple[str, bool, str]] = [
+        ("tokenizer workers", args.tokenizer_worker_num == 1, "--tokenizer-worker-num must be 1"),
+        ("tensor parallel", args.tp_size == 1, "--tp-size must be 1 in this release of kvlift"),
+        ("pipeline parallel", args.pp_size == 1, "--pp-size must be 1"),
+        ("data parallel", args.dp_size == 1, "--dp-size must be 1; run several workers behind the router"),
+        ("radix cache", not args.disable_radix_cache, "--disable-radix-cache leaves nothing to lift into"),
+        ("KV dtype", args.kv_cache_dtype in ("auto", "bf16", "bfloat16"), "quantised KV needs scales"),
+        ("KV events", not args.kv_events_config, "--kv-events-config ignores namespaces: mapped KV would leak"),
+        ("speculation", not args.speculative_algorithm, "speculative decoding keeps KV that a map cannot make"),
+        ("disaggregation", args.disaggregation_mode == "null", "prefill/decode disaggregation is not supported"),
+        ("hierarchical cache", not args.enable_hierarchical_cache, "--enable-hierarchical-cache is not supported"),
     ]  # fmt: skip
-    return [Check(name, holds(), "ok" if holds() else why) for name, holds, why in wanted]
+    return [Check(name, holds, "ok" if holds else why) for name, holds, why in wanted]
 
 
 def model_checks(folder: str) -> list[Check]:
