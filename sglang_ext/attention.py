@@ -51,3 +51,19 @@ def frontier_attention(
         mixed = mixed.view(kv_heads, group, stop - start, -1).permute(2, 0, 1, 3)
         out[start:stop] = mixed.reshape(stop - start, query_heads, -1)
     return out
+
+
+def attention_received(
+    query: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """The share of these queries' attention that each position receives: float32 [T], summing to 1.
+
+    query: [S, query_heads, head_dim] at sorted int64 positions [S]; keys: [T, kv_heads, head_dim]. The mean
+    over queries and heads of the softmax weights (section 2.2, with the last 32 queries of a prompt).
+    """
+    rows, query_heads, head_dim = query.shape
+    length, kv_heads, _ = keys.shape
+    grouped = query.float().view(rows, kv_heads, query_heads // kv_heads, head_dim)
+    logits = torch.einsum("shgd,thd->shgt", grouped, keys.float()) * scale
+    hidden = torch.arange(length, device=query.device) > positions.to(query.device)[:, None]
+    return logits.masked_fill(hidden[:, None, None], float("-inf")).softmax(-1).mean((0, 1, 2))

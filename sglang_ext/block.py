@@ -26,6 +26,8 @@ class KVBlock:
 
     tokens: int64 [T]; keys: float32 [layers, T, kv_heads, head_dim]; values: the pool's dtype, same
     shape. Keys stay float32 because a bf16 key without its rotation has lost more than bf16 rounding.
+    attention: float32 [T], the share of the model's attention that each token received (attention.py,
+    `attention_received`), where the block was made with it.
     """
 
     tokens: torch.Tensor
@@ -33,6 +35,7 @@ class KVBlock:
     values: torch.Tensor
     geometry: KVGeometry
     identity: ModelIdentity
+    attention: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         g = self.geometry
@@ -40,6 +43,8 @@ class KVBlock:
         for name, tensor in (("keys", self.keys), ("values", self.values)):
             if tuple(tensor.shape) != expected:
                 raise BlockError(f"{name} have shape {tuple(tensor.shape)}, expected {expected}")
+        if self.attention is not None and self.attention.shape != self.tokens.shape:
+            raise BlockError(f"attention has shape {tuple(self.attention.shape)}, expected {tuple(self.tokens.shape)}")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -58,11 +63,12 @@ class KVBlock:
         geometry: KVGeometry,
         identity: ModelIdentity,
         start: int = 0,
+        attention: torch.Tensor | None = None,
     ) -> KVBlock:
         """Undoes the rotation of keys that lie at positions start, start + 1, ..."""
         tokens = torch.as_tensor(tokens, dtype=torch.int64)
         positions = torch.arange(start, start + len(tokens), device=keys.device)
-        return cls(tokens, rotation.unrotate(keys, positions), values, geometry, identity)
+        return cls(tokens, rotation.unrotate(keys, positions), values, geometry, identity, attention)
 
     def keys_at(self, layer: int, start: int, rotation: Rotation) -> torch.Tensor:
         """One layer's keys moved to positions start, start + 1, ...: float32 [T, kv_heads, head_dim]."""
@@ -73,12 +79,15 @@ class KVBlock:
         """A view of the tokens [start, stop)."""
         return KVBlock(
             self.tokens[start:stop], self.keys[:, start:stop], self.values[:, start:stop],
-            self.geometry, self.identity,
+            self.geometry, self.identity, None if self.attention is None else self.attention[start:stop],
         )  # fmt: skip
 
     def to(self, device: torch.device) -> KVBlock:
-        """The block with keys and values on a device."""
-        return KVBlock(self.tokens, self.keys.to(device), self.values.to(device), self.geometry, self.identity)
+        """The block with all but its token ids on a device."""
+        attention = None if self.attention is None else self.attention.to(device)
+        return KVBlock(
+            self.tokens, self.keys.to(device), self.values.to(device), self.geometry, self.identity, attention
+        )
 
     def check_tokens(self, ids: Sequence[int]) -> None:
         """Raises BlockError unless this block's tokens are a prefix of `ids`."""
@@ -103,6 +112,8 @@ class KVBlock:
             "keys": self.keys.cpu().contiguous(),
             "values": self.values.cpu().contiguous(),
         }
+        if self.attention is not None:
+            tensors["attention"] = self.attention.cpu()
         header = {
             "format": FORMAT,
             "geometry": self.geometry.to_json(),
@@ -128,7 +139,7 @@ class KVBlock:
             raise BlockError(f"the block {Path(path).name} was changed on its way: checksums differ")
         return cls(
             tensors["tokens"], tensors["keys"], tensors["values"],
-            KVGeometry.from_json(header["geometry"]), ModelIdentity(**header["identity"]),
+            KVGeometry.from_json(header["geometry"]), ModelIdentity(**header["identity"]), tensors.get("attention"),
         )  # fmt: skip
 
 

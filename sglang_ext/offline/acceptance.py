@@ -7,10 +7,10 @@ from typing import Callable, Iterable, NamedTuple, Sequence
 import torch
 
 from sglang_ext.block import KVBlock
-from sglang_ext.offline.executor import Row, TransformersExecutor, Work
+from sglang_ext.offline.executor import Probe, Row, TransformersExecutor, Work
 from sglang_ext.transfer.maps import CrossModelMap
 from sglang_ext.transfer.pack import Acceptance, Arm
-from sglang_ext.transfer.selectors import RANK_DISAGREEMENT
+from sglang_ext.transfer.selectors import RANK_DISAGREEMENT, Fraction, scorer_named
 
 CONTINUATION = 24  # tokens of the target's own greedy answer that each arm is scored on
 
@@ -66,16 +66,17 @@ def _native(target: TransformersExecutor, ids: Sequence[int]) -> Row:
 
 
 def _lifted(target: TransformersExecutor, ids: Sequence[int], block: KVBlock, maps: CrossModelMap, rho: float) -> Row:
-    return target.lift([ids], [block], maps, rho, spare=CONTINUATION)[0][0]
+    scorer = scorer_named(RANK_DISAGREEMENT)
+    return target.lift([ids], [block], maps, scorer, Fraction(rho), spare=CONTINUATION)[0][0]
 
 
 def _force(target: TransformersExecutor, row: Row, ids: Sequence[int], answer: Sequence[int]) -> _Forced:
     """Runs the prompt's last token and the answer but its last one behind the row's first len(ids) - 1."""
     tokens = torch.tensor([ids[-1], *answer[:-1]])
     positions = torch.arange(len(ids) - 1, len(ids) - 1 + len(tokens))
-    outputs: list[torch.Tensor] = []
-    hidden = target.compute([Work(row, tokens, positions)], outputs)[0]
-    return _Forced(target.logits(hidden).log_softmax(-1), torch.stack(outputs))
+    probe = Probe()
+    hidden = target.compute([Work(row, tokens, positions)], probe)[0]
+    return _Forced(target.logits(hidden).log_softmax(-1), torch.stack(probe.outputs))
 
 
 def _compare(native: _Forced, other: _Forced, answer: Sequence[int]) -> tuple[float, float, int]:

@@ -14,7 +14,7 @@ from typing import Sequence
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
-from sglang_ext.attention import frontier_attention
+from sglang_ext.attention import attention_received, frontier_attention
 from sglang_ext.block import KVBlock
 from sglang_ext.geometry import KVGeometry
 from sglang_ext.identity import ModelIdentity
@@ -22,7 +22,9 @@ from sglang_ext.phases import Phases
 from sglang_ext.plan import Fill, FillKind, PrefillPlan, native, repaired
 from sglang_ext.rope import Rotation
 from sglang_ext.transfer.maps import CrossModelMap
-from sglang_ext.transfer.selectors import top_positions
+from sglang_ext.transfer.selectors import Budget, Scorer, top_positions
+
+LAST_QUERIES = 32  # whose attention the attention selectors read (section 2.2), in the last quarter of the layers
 
 _ATTENTION = "kvlift_frontier"
 
@@ -49,11 +51,23 @@ class Work:
 
 
 @dataclass
+class Probe:
+    """What a forward also reports, layer by layer.
+
+    outputs: attention outputs [sum S, query_heads, head_dim]; received: per piece of work, the attention
+    that each position received, float32 [T].
+    """
+
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    received: list[list[torch.Tensor]] = field(default_factory=list)
+
+
+@dataclass
 class _Pass:
     """What attention needs to know about the forward that is running."""
 
     work: Sequence[Work]
-    outputs: list[torch.Tensor] | None = field(default=None)
+    probe: Probe | None
 
 
 class TransformersExecutor:
@@ -80,17 +94,16 @@ class TransformersExecutor:
         return Row(torch.zeros(shape, **make), torch.zeros(shape, **make))
 
     @torch.inference_mode()
-    def compute(self, work: Sequence[Work], outputs: list[torch.Tensor] | None = None) -> list[torch.Tensor]:
+    def compute(self, work: Sequence[Work], probe: Probe | None = None) -> list[torch.Tensor]:
         """Runs the work's tokens in one forward and writes their KV into their rows.
 
-        Returns the last hidden states, [S, hidden] per piece of work. `outputs`, where given, receives
-        each layer's attention output [sum S, query_heads, head_dim].
+        Returns the last hidden states, [S, hidden] per piece of work. Adds to `probe` where given.
         """
         tokens = torch.cat([piece.tokens for piece in work]).to(self.model.device)
         positions = torch.cat([piece.positions for piece in work]).to(self.model.device)
         hidden = self.model.model(
             input_ids=tokens[None], position_ids=positions[None], use_cache=False,
-            frontier=_Pass(work, outputs),
+            frontier=_Pass(work, probe),
         ).last_hidden_state[0]  # fmt: skip
         for piece in work:
             piece.row.length = max(piece.row.length, int(piece.positions[-1]) + 1)
@@ -104,28 +117,51 @@ class TransformersExecutor:
     def prefill(self, prompts: Sequence[Sequence[int]], spare: int = 0) -> tuple[list[Row], torch.Tensor]:
         """Native prefill. Returns rows with room for `spare` more tokens, and the last logits [n, V]."""
         rows = [self.row(len(ids) + spare) for ids in prompts]
-        return rows, self._run(rows, prompts, [native(len(ids)) for ids in prompts])
+        return rows, self.run(rows, prompts, [native(len(ids)) for ids in prompts])
 
-    def block(self, row: Row, tokens: Sequence[int]) -> KVBlock:
+    def block(self, row: Row, tokens: Sequence[int], attention: torch.Tensor | None = None) -> KVBlock:
         """The first len(tokens) positions of a row as a position-free block."""
         n = len(tokens)
         return KVBlock.from_rotated(
-            tokens, row.keys[:, :n], row.values[:, :n].clone(), self.rotation, self.geometry, self.identity
-        )
+            tokens, row.keys[:, :n], row.values[:, :n].clone(), self.rotation, self.geometry, self.identity,
+            attention=attention,
+        )  # fmt: skip
+
+    def attention_received(self, row: Row, tokens: Sequence[int]) -> torch.Tensor:
+        """The attention that a prefilled row's first len(tokens) positions received: float32, summing to 1.
+
+        Of the last 32 queries, averaged over the last quarter of the layers. Runs those queries again, which
+        writes the same KV again.
+        """
+        n = len(tokens)
+        positions = torch.arange(max(0, n - LAST_QUERIES), n)
+        probe = Probe()
+        self.compute([Work(row, torch.tensor(tokens)[positions], positions)], probe)
+        last_quarter = probe.received[-max(1, self.geometry.layers // 4) :]
+        return torch.stack([layer[0] for layer in last_quarter]).mean(0)
 
     def fill_mapped(self, row: Row, block: KVBlock, maps: CrossModelMap, start: int = 0) -> torch.Tensor:
-        """Writes a source block through `maps` into a row. Returns the scores s_i: float32 [T]."""
-
-        def write(layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-            row.keys[layer, start : start + len(block)] = keys.to(row.keys.dtype)
-            row.values[layer, start : start + len(block)] = values.to(row.values.dtype)
-
-        return maps.fill(block, start, self.geometry, self.rotation, write, Phases())
+        """Writes a source block through `maps` into a row. Returns the disagreement: float32 [layers, T]."""
+        shape = (len(block), self.geometry.kv_heads, self.geometry.head_dim)
+        span = slice(start, start + len(block))
+        turn = self.rotation.at(torch.arange(start, start + len(block), device=row.keys.device))
+        disagreement = []
+        for layer, keys, values, outside in maps.predict(block, Phases()):
+            row.keys[layer, span] = turn.rotate(keys.view(shape)).to(row.keys.dtype)
+            row.values[layer, span] = values.view(shape).to(row.values.dtype)
+            disagreement.append(outside)
+        return torch.stack(disagreement)
 
     def lift(
-        self, prompts: Sequence[Sequence[int]], blocks: Sequence[KVBlock], maps: CrossModelMap, rho: float, spare: int = 0
+        self,
+        prompts: Sequence[Sequence[int]],
+        blocks: Sequence[KVBlock],
+        maps: CrossModelMap,
+        scorer: Scorer,
+        budget: Budget,
+        spare: int = 0,
     ) -> tuple[list[Row], torch.Tensor, list[PrefillPlan]]:
-        """RaReCache on a batch: maps each block, recomputes the rho positions of largest score.
+        """Maps each prompt's block and recomputes the positions that scorer and budget choose, as one batch.
 
         A block may cover only a prefix of its prompt; the rest is computed. Returns rows, the last
         logits [n, V] and the plans.
@@ -134,13 +170,13 @@ class TransformersExecutor:
         for ids, block in zip(prompts, blocks):
             row = self.row(len(ids) + spare)
             span = block.span(0, min(len(block), len(ids) - 1))
-            scores = self.fill_mapped(row, span, maps)
+            scores = scorer(span, self.fill_mapped(row, span, maps))
             fill = Fill(0, len(span), FillKind.MAPPED)
-            plans.append(repaired(len(ids), [fill], top_positions(scores, rho)))
+            plans.append(repaired(len(ids), [fill], top_positions(scores, budget)))
             rows.append(row)
-        return rows, self._run(rows, prompts, plans), plans
+        return rows, self.run(rows, prompts, plans), plans
 
-    def _run(self, rows: Sequence[Row], prompts: Sequence[Sequence[int]], plans: Sequence[PrefillPlan]) -> torch.Tensor:
+    def run(self, rows: Sequence[Row], prompts: Sequence[Sequence[int]], plans: Sequence[PrefillPlan]) -> torch.Tensor:
         """Computes what plans say of rows whose fills are done. Returns the last logits [n, V]."""
         hidden = self.compute(
             [Work(row, torch.tensor(ids)[plan.compute], plan.compute) for row, ids, plan in zip(rows, prompts, plans)]
@@ -171,7 +207,7 @@ def _attend(module, query, key, value, attention_mask, scaling, frontier, **_):
     """
     layer = module.layer_idx
     query, key, value = (t[0].transpose(0, 1) for t in (query, key, value))  # [N, heads, head_dim]
-    mixed, at = [], 0
+    probe, mixed, received, at = frontier.probe, [], [], 0
     for piece in frontier.work:
         rows = slice(at, at + len(piece.tokens))
         row, positions = piece.row, piece.positions
@@ -181,8 +217,11 @@ def _attend(module, query, key, value, attention_mask, scaling, frontier, **_):
         mixed.append(
             frontier_attention(query[rows], positions, row.keys[layer, :end], row.values[layer, :end], scaling)
         )
+        if probe is not None:
+            received.append(attention_received(query[rows], positions, row.keys[layer, :end], scaling))
         at = rows.stop
     output = torch.cat(mixed)
-    if frontier.outputs is not None:
-        frontier.outputs.append(output)
+    if probe is not None:
+        probe.outputs.append(output)
+        probe.received.append(received)
     return output[None], None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from sglang_ext.transfer.selectors import RANK_DISAGREEMENT, scorer_named
 
 
 class _Body(BaseModel):
@@ -26,8 +28,9 @@ class LiftBody(_Body):
     input_ids: list[int] | None = Field(None, description="token ids, instead of a request")
     source: Source
     pack: str | None = Field(None, description="a pack's name or digest; needed where more than one is loaded")
-    rho: float | None = Field(None, ge=0, le=1)
-    selector: Literal["rank_disagreement"] | None = None
+    rho: float | None = Field(None, ge=0, le=1, description="budget: this share of the prompt's positions")
+    coverage: float | None = Field(None, ge=0, le=1, description="budget, instead: this share of the scores' sum")
+    selector: str = Field(RANK_DISAGREEMENT, description="rank_disagreement, source_attention, random or random:SEED")
     cache_salt: str | None = None
     lease_s: float | None = Field(None, gt=0, le=600)
     timeout_s: float | None = Field(None, gt=0, le=600)
@@ -37,6 +40,9 @@ class LiftBody(_Body):
     def _one_prompt(self) -> LiftBody:
         if (self.request is None) == (self.input_ids is None):
             raise ValueError("give either request (a chat completion body) or input_ids")
+        if self.rho is not None and self.coverage is not None:
+            raise ValueError("give either rho or coverage")
+        scorer_named(self.selector)
         return self
 
 
@@ -45,6 +51,7 @@ class ExportBody(_Body):
 
     input_ids: list[int] = Field(min_length=1)
     cache_salt: str | None = None
+    attention: bool = Field(False, description="also say how much attention each token received")
 
 
 class ReleaseBody(_Body):

@@ -18,6 +18,7 @@ from sglang_ext.errors import KVLiftError, NotAccepted, PackError, TransferError
 from sglang_ext.hub import local_folder
 from sglang_ext.identity import ModelIdentity
 from sglang_ext.transfer.pack import Manifest, read_manifest
+from sglang_ext.transfer.selectors import budget_of
 from sglang_ext.worker.bodies import ExportBody, LiftBody, ReleaseBody
 from sglang_ext.worker.lifting import FALLBACK, namespace_of
 from sglang_ext.worker.messages import ExportReq, KVReply, LiftReq, ReleaseReq
@@ -105,7 +106,8 @@ class HttpSide:
             pack.check_accepted(self._settings.acceptance_threshold, self._settings.allow_bench_pack)
         except KVLiftError as error:
             return {"status": UNSUPPORTED, "reason": str(error), "rho": rho}
-        namespace = namespace_of(pack.weights_sha256, rho, body.cache_salt)
+        budget = budget_of(rho, body.coverage)
+        namespace = namespace_of(pack.weights_sha256, body.selector, budget, body.cache_salt)
         lease = _rid()
         timeout = body.timeout_s or self._settings.transfer_timeout_s
         try:
@@ -132,8 +134,8 @@ class HttpSide:
         if exported["tokens"] == 0:
             raise TransferError(exported.get("reason") or "the source worker holds no KV of this prompt")
         message = LiftReq(
-            rid=lease, ids=ids, handle=exported["handle"], pack=pack.weights_sha256, rho=rho, namespace=namespace,
-            cache_salt=body.cache_salt, lease_s=body.lease_s or self._settings.lease_s, explain=body.explain,
+            rid=lease, ids=ids, handle=exported["handle"], pack=pack.weights_sha256,
+            rho=rho, coverage=body.coverage, selector=body.selector, namespace=namespace, cache_salt=body.cache_salt, lease_s=body.lease_s or self._settings.lease_s, explain=body.explain,
         )  # fmt: skip
         try:
             answer = await self._ask(message, None)

@@ -17,7 +17,7 @@ from sglang_ext.phases import Phases
 from sglang_ext.plan import Fill, FillKind, PrefillPlan, repaired
 from sglang_ext.rope import Rotation
 from sglang_ext.transfer.pack import Pack
-from sglang_ext.transfer.selectors import RANK_DISAGREEMENT, top_positions
+from sglang_ext.transfer.selectors import Budget, budget_of, scorer_named, top_positions
 from sglang_ext.worker.executor import SGLangExecutor, Work
 from sglang_ext.worker.leases import Leases
 from sglang_ext.worker.messages import LiftReq
@@ -30,9 +30,9 @@ APPLIED = "applied"
 FALLBACK = "fallback_prefill"
 
 
-def namespace_of(pack_digest: str, rho: float, cache_salt: str | None) -> str:
+def namespace_of(pack_digest: str, selector: str, budget: Budget, cache_salt: str | None) -> str:
     """Where KV lifted in this way lives. Never shared with native KV, another method or another salt."""
-    fields = [pack_digest, repr(float(rho)), RANK_DISAGREEMENT, "salted" if cache_salt else "", cache_salt or ""]
+    fields = [pack_digest, repr(budget), selector, "salted" if cache_salt else "", cache_salt or ""]
     return "kvlift:" + digest_fields(fields)
 
 
@@ -127,9 +127,10 @@ class Lifter:
                     copied = start - held.length
                     with phases("write"):
                         self._pool.copy(native.slots[held.length : start], fresh[:copied])
-                    scores = self._fill(block.span(0, end), start, fresh[copied:], pack, phases)
+                    scores = self._fill(request, block.span(0, end), start, fresh[copied:], pack, phases)
                     with phases("score"):
-                        plan = _plan(len(request.ids), start, end, top_positions(scores, request.rho).cpu())
+                        budget = budget_of(request.rho, request.coverage)
+                        plan = _plan(len(request.ids), start, end, top_positions(scores, budget).cpu())
                 except Exception:
                     self._pool.free(fresh)
                     raise
@@ -143,7 +144,9 @@ class Lifter:
         block.check_finite()
         return block.to(self._pool.device)
 
-    def _fill(self, span: KVBlock, start: int, slots: torch.Tensor, pack: Pack, phases: Phases) -> torch.Tensor:
+    def _fill(
+        self, request: LiftReq, span: KVBlock, start: int, slots: torch.Tensor, pack: Pack, phases: Phases
+    ) -> torch.Tensor:
         """Writes the span from position `start` on, and scores all of it unless nothing is left to lift.
 
         The budget is a share of the prompt, whatever part of it is here already: content mostly comes
@@ -151,11 +154,15 @@ class Lifter:
         """
         if start == len(span):
             return torch.zeros(start, device=self._pool.device)
-
-        def write(layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-            self._pool.write(layer, slots, keys[start:], values[start:])
-
-        return pack.maps.fill(span, 0, self._geometry, self._rotation, write, phases)
+        scorer = scorer_named(request.selector)
+        shape = (len(span) - start, self._geometry.kv_heads, self._geometry.head_dim)
+        turn = self._rotation.at(torch.arange(start, len(span), device=self._pool.device))
+        disagreement = []
+        for layer, keys, values, outside in pack.maps.predict(span, phases):
+            with phases("write"):
+                self._pool.write(layer, slots, turn.rotate(keys[start:].view(shape)), values[start:].view(shape))
+            disagreement.append(outside)
+        return scorer(span, torch.stack(disagreement))
 
     def _repair(self, opened: list[_Open], answers: list[dict[str, Any] | None], order: list[int]) -> None:
         if not opened:

@@ -13,6 +13,7 @@ class ExportReq(BaseReq, tag=True, kw_only=True, array_like=True):
 
     ids: List[int]
     cache_salt: Optional[str] = None
+    attention: bool = False
 
 
 class LiftReq(BaseReq, tag=True, kw_only=True, array_like=True):
@@ -22,6 +23,8 @@ class LiftReq(BaseReq, tag=True, kw_only=True, array_like=True):
     handle: str
     pack: str
     rho: float
+    coverage: Optional[float] = None
+    selector: str
     namespace: str
     cache_salt: Optional[str] = None
     lease_s: float

@@ -60,7 +60,7 @@ def noise_maps(source: KVGeometry, target: KVGeometry, rank: int = 4, seed: int 
             basis = torch.linalg.qr(random(at + 1, target.width, target.width)).Q[:, :rank].contiguous()
             sides[side] = SideMap(
                 (0, source.layers - 1), random(at, inputs, target.width) / inputs**0.5,
-                random(at + 2, target.width), random(at + 3, inputs), basis,
+                random(at + 2, target.width), random(seed + 3, inputs), basis,
             )  # fmt: skip
         layers.append(sides)
     return CrossModelMap(tuple(layers))

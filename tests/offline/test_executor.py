@@ -7,20 +7,23 @@ import torch
 from transformers import DynamicCache
 
 from sglang_ext.errors import PlanError
-from sglang_ext.offline.executor import TransformersExecutor, Work
+from sglang_ext.offline.executor import LAST_QUERIES, Probe, TransformersExecutor, Work
 from sglang_ext.plan import FillKind
 from sglang_ext.transfer.fit import MapFitter
+from sglang_ext.transfer.selectors import RANK_DISAGREEMENT, Coverage, Fraction, scorer_named
 from tests.kv.builders import one_thread, random_block  # noqa: F401
 from tests.kv.models import KINDS, executor, noise_maps, prompts, random_model
 
 LENGTHS = (23, 1, 9, 40)
 CLOSE = {"rtol": 0, "atol": 1e-3}
+SCORER = scorer_named(RANK_DISAGREEMENT)
 
 
 class Pair:
     """A model as transformers runs it, and the same weights under the executor."""
 
     def __init__(self, kind: str) -> None:
+        self.kind = kind
         self.native = random_model(kind)
         self.ours = executor(kind)
         self.source = executor("qwen3", seed=7, layers=2, kv_heads=1)
@@ -53,7 +56,7 @@ class Pair:
         return self.source.block(row, ids)
 
     def lift(self, ids: list[int], block, rho: float, spare: int = 0):
-        rows, logits, [plan] = self.ours.lift([ids], [block], self.maps, rho, spare)
+        rows, logits, [plan] = self.ours.lift([ids], [block], self.maps, SCORER, Fraction(rho), spare)
         return rows, logits, plan
 
 
@@ -199,12 +202,12 @@ def test_positions_recomputed_over_their_own_kv_change_nothing(pair):
 
 def test_attention_outputs_are_given_layer_by_layer(qwen):
     [ids] = prompts((6,))
-    outputs: list[torch.Tensor] = []
-    qwen.ours.compute([Work(qwen.ours.row(6), torch.tensor(ids), torch.arange(6))], outputs)
-    assert [tuple(one.shape) for one in outputs] == [(6, 4, 16)] * 3
+    probe = Probe()
+    qwen.ours.compute([Work(qwen.ours.row(6), torch.tensor(ids), torch.arange(6))], probe)
+    assert [tuple(one.shape) for one in probe.outputs] == [(6, 4, 16)] * 3
     [row], _ = qwen.ours.prefill([ids])
     # The first position sees itself alone: its output is its own value, in every query head of the group.
-    for layer, one in enumerate(outputs):
+    for layer, one in enumerate(probe.outputs):
         torch.testing.assert_close(one[0], row.values[layer, 0].repeat_interleave(2, 0), **CLOSE)
 
 
@@ -226,7 +229,7 @@ def test_a_model_lifted_onto_itself_gives_its_native_text(pair):
     maps = own_map(pair.ours)
     for ids in prompts((31, 12), seed=5):
         [row], _ = pair.ours.prefill([ids])
-        rows, logits, [plan] = pair.ours.lift([ids], [pair.ours.block(row, ids)], maps, 0.0, spare=16)
+        rows, logits, [plan] = pair.ours.lift([ids], [pair.ours.block(row, ids)], maps, SCORER, Fraction(0.0), spare=16)
         assert plan.compute.tolist() == [len(ids) - 1]
         torch.testing.assert_close(logits[0], pair.logits(ids)[-1], rtol=0, atol=1e-2)
         assert pair.ours.greedy(rows, logits, 16, stop=[]) == [pair.text(ids, 16)]
@@ -238,7 +241,7 @@ def test_a_lift_writes_mapped_entries_where_it_does_not_compute(pair, rho):
     block = pair.block(ids)
     [row], _, plan = pair.lift(ids, block, rho)
     bare = pair.ours.row(len(ids))
-    scores = pair.ours.fill_mapped(bare, block.span(0, len(ids) - 1), pair.maps)
+    scores = pair.ours.fill_mapped(bare, block.span(0, len(ids) - 1), pair.maps).sum(0)
     assert torch.equal(row.keys[:, plan.filled], bare.keys[:, plan.filled])
     assert torch.equal(row.values[:, plan.filled], bare.values[:, plan.filled])
     assert not torch.allclose(row.values[-1, plan.compute], bare.values[-1, plan.compute], atol=1e-2)
@@ -270,7 +273,7 @@ def test_a_batch_of_lifts_gives_what_single_lifts_give(pair, rho):
     batch = prompts(LENGTHS)
     blocks = [pair.block(ids) for ids in batch]
     blocks[0] = blocks[0].span(0, 10)
-    rows, logits, plans = pair.ours.lift(batch, blocks, pair.maps, rho, spare=6)
+    rows, logits, plans = pair.ours.lift(batch, blocks, pair.maps, SCORER, Fraction(rho), spare=6)
     texts = pair.ours.greedy(rows, logits, 6, stop=[])
     for number, (ids, block) in enumerate(zip(batch, blocks)):
         alone, expected, plan = pair.lift(ids, block, rho, spare=6)
@@ -312,3 +315,43 @@ def test_a_damaged_block_is_refused_before_the_model_runs(qwen):
 def test_nothing_keeps_gradients(qwen):
     [row], logits = qwen.ours.prefill(prompts((4,)))
     assert not (row.keys.requires_grad or row.values.requires_grad or logits.requires_grad)
+
+
+@pytest.mark.parametrize("length", [5, LAST_QUERIES, 50])
+def test_the_attention_received_is_what_the_models_last_queries_give(pair, length):
+    [ids] = prompts((length,))
+    [row], _ = pair.ours.prefill([ids])
+    before = row.keys.clone()
+    received = pair.ours.attention_received(row, ids)
+    eager = random_model(pair.kind)
+    eager.set_attn_implementation("eager")
+    with torch.inference_mode():
+        weights = eager(torch.tensor([ids]), output_attentions=True).attentions  # per layer [1, heads, T, T]
+    expected = weights[-1][0, :, -LAST_QUERIES:].mean((0, 1))  # three layers: the last quarter is the last one
+    torch.testing.assert_close(received, expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(received.sum(), torch.tensor(1.0))
+    torch.testing.assert_close(row.keys, before, **CLOSE)
+
+
+@pytest.mark.parametrize("selector", ["random:3", "source_attention"])
+def test_every_selector_computes_its_own_choice_and_gives_native_logits_at_a_full_budget(pair, selector):
+    [ids] = prompts((30,))
+    [row], _ = pair.source.prefill([ids])
+    block = pair.source.block(row, ids, pair.source.attention_received(row, ids))
+    scorer = scorer_named(selector)
+    _, _, [plan] = pair.ours.lift([ids], [block], pair.maps, scorer, Fraction(0.3))
+    span = block.span(0, 29)
+    assert set(plan.compute[:-1].tolist()) == set(scorer(span, torch.zeros(3, 29)).topk(8).indices.tolist())
+    _, logits, _ = pair.ours.lift([ids], [block], pair.maps, scorer, Fraction(1.0))
+    torch.testing.assert_close(logits[0], pair.logits(ids)[-1], **CLOSE)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_coverage_is_a_budget_like_any_other(pair, share):
+    [ids] = prompts((30,))
+    block = pair.block(ids)
+    _, logits, [plan] = pair.ours.lift([ids], [block], pair.maps, SCORER, Coverage(share))
+    scores = pair.ours.fill_mapped(pair.ours.row(30), block.span(0, 29), pair.maps).sum(0)
+    assert float(scores[plan.compute[:-1]].sum()) >= share * float(scores.sum()) * (1 - 1e-6)
+    if share == 1.0:  # every token of random text has some energy outside
+        torch.testing.assert_close(logits[0], pair.logits(ids)[-1], **CLOSE)

@@ -20,21 +20,34 @@ def target():
     return TARGET
 
 
-def random_map(sources: tuple[int, ...], rank: int, seed: int, dtype: torch.dtype = torch.float32) -> SideMap:
-    inputs, outputs = len(sources) * SOURCE.width, TARGET.width
+def source_mean(sources: tuple[int, ...]) -> torch.Tensor:
+    """One mean per source layer, whatever the map: they come from one calibration."""
+    return torch.cat([random(500 + source, SOURCE.width) for source in sources])
+
+
+def random_map(
+    sources: tuple[int, ...], rank: int, seed: int, dtype: torch.dtype = torch.float32, structure: str = "full"
+) -> SideMap:
+    outputs = TARGET.width
+    # Structure `head` needs a source head for each target head: here both have TARGET.kv_heads of half the width.
+    shape = (len(sources) * SOURCE.width, outputs)
+    if structure == "head":
+        shape = (TARGET.kv_heads, len(sources) * SOURCE.width // TARGET.kv_heads, TARGET.head_dim)
     basis = torch.linalg.qr(random(seed + 3, outputs, outputs).double()).Q[:, :rank].float()
     return SideMap(
-        sources, random(seed, inputs, outputs).to(dtype), random(seed + 1, outputs),
-        random(seed + 2, inputs), basis.contiguous(),
+        sources, random(seed, *shape).to(dtype), random(seed + 1, outputs),
+        source_mean(sources), basis.contiguous(),
     )  # fmt: skip
 
 
-def random_maps(sources: tuple[int, ...] = (0, 2), rank: int = 3, seed: int = 0) -> CrossModelMap:
+def random_maps(
+    sources: tuple[int, ...] = (0, 2), rank: int = 3, seed: int = 0, structure: str = "full"
+) -> CrossModelMap:
     """Another map for each layer and side."""
     layers = range(TARGET.layers)
     return CrossModelMap(
         tuple(
-            {side: random_map(sources, rank, 100 * layer + 10 * n + seed) for n, side in enumerate(SIDES)}
+            {side: random_map(sources, rank, 100 * layer + 10 * n + seed, structure=structure) for n, side in enumerate(SIDES)}
             for layer in layers
         )
     )

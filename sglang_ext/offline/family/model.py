@@ -1,4 +1,4 @@
-"""Shapes of the two models, their random start, and the folder a finished one is saved in."""
+"""Shapes of the three models, their random start, and the folder a finished one is saved in."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from sglang_ext.offline.family.tokenizer import END_OF_TEXT, MAX_POSITIONS, TURN
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-ModelName = Literal["large", "small"]
+ModelName = Literal["large", "medium", "small"]
 
 HEAD_DIM = 32
 KV_HEADS = 3
@@ -40,6 +40,10 @@ RECIPES: dict[ModelName, Recipe] = {
     "large": Recipe(
         hidden=128, layers=6, mlp=320, heads=6,
         steps=1600, stage_ends=(0.40625, 0.875, 1.0), local_layers=2, settle_from=0.75,
+    ),
+    "medium": Recipe(
+        hidden=112, layers=4, mlp=256, heads=6,
+        steps=1000, stage_ends=(0.5, 0.9, 1.0), local_layers=1, settle_from=0.65, biographies=0.6,
     ),
     "small": Recipe(
         hidden=96, layers=3, mlp=192, heads=6,
