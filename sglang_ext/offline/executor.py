@@ -140,15 +140,19 @@ class TransformersExecutor:
         last_quarter = probe.received[-max(1, self.geometry.layers // 4) :]
         return torch.stack([layer[0] for layer in last_quarter]).mean(0)
 
-    def fill_mapped(self, row: Row, block: KVBlock, maps: CrossModelMap, start: int = 0) -> torch.Tensor:
+    def fill_mapped(
+        self, row: Row, block: KVBlock, maps: CrossModelMap, start: int = 0, phases: Phases | None = None
+    ) -> torch.Tensor:
         """Writes a source block through `maps` into a row. Returns the disagreement: float32 [layers, T]."""
+        phases = phases or Phases()
         shape = (len(block), self.geometry.kv_heads, self.geometry.head_dim)
         span = slice(start, start + len(block))
         turn = self.rotation.at(torch.arange(start, start + len(block), device=row.keys.device))
         disagreement = []
-        for layer, keys, values, outside in maps.predict(block, Phases()):
-            row.keys[layer, span] = turn.rotate(keys.view(shape)).to(row.keys.dtype)
-            row.values[layer, span] = values.view(shape).to(row.values.dtype)
+        for layer, keys, values, outside in maps.predict(block, phases):
+            with phases("write"):
+                row.keys[layer, span] = turn.rotate(keys.view(shape)).to(row.keys.dtype)
+                row.values[layer, span] = values.view(shape).to(row.values.dtype)
             disagreement.append(outside)
         return torch.stack(disagreement)
 
@@ -160,21 +164,26 @@ class TransformersExecutor:
         scorer: Scorer,
         budget: Budget,
         spare: int = 0,
+        phases: Phases | None = None,
     ) -> tuple[list[Row], torch.Tensor, list[PrefillPlan]]:
         """Maps each prompt's block and recomputes the positions that scorer and budget choose, as one batch.
 
         A block may cover only a prefix of its prompt; the rest is computed. Returns rows, the last
-        logits [n, V] and the plans.
+        logits [n, V] and the plans. Adds to the phases `gather`, `map`, `score`, `write` and `recompute`.
         """
+        phases = phases or Phases()
         rows, plans = [], []
         for ids, block in zip(prompts, blocks):
             row = self.row(len(ids) + spare)
             span = block.span(0, min(len(block), len(ids) - 1))
-            scores = scorer(span, self.fill_mapped(row, span, maps))
-            fill = Fill(0, len(span), FillKind.MAPPED)
-            plans.append(repaired(len(ids), [fill], top_positions(scores, budget)))
+            disagreement = self.fill_mapped(row, span, maps, phases=phases)
+            with phases("score"):
+                positions = top_positions(scorer(span, disagreement), budget)
+            plans.append(repaired(len(ids), [Fill(0, len(span), FillKind.MAPPED)], positions))
             rows.append(row)
-        return rows, self.run(rows, prompts, plans), plans
+        with phases("recompute"):
+            logits = self.run(rows, prompts, plans)
+        return rows, logits, plans
 
     def run(self, rows: Sequence[Row], prompts: Sequence[Sequence[int]], plans: Sequence[PrefillPlan]) -> torch.Tensor:
         """Computes what plans say of rows whose fills are done. Returns the last logits [n, V]."""
