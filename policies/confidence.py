@@ -16,11 +16,18 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from policies.base import Judge, Policy
-from policies.measures import Statistic, Unmeasured, WeightedMean, WorstWindow, mean_certainty, mean_gap, mean_logprob
+from policies.fields import Weight
+from policies.measures import (
+    Part,
+    Statistic,
+    Unmeasured,
+    WeightedMean,
+    WorstWindow,
+    mean_certainty,
+    mean_gap,
+    mean_logprob,
+)
 from policies.signals import WAIT, Decision, Finish, RequestFacts, Token
-
-Part = Literal["avg_logprob", "margin", "entropy", "min_window"]
-Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Confidence(Policy):

@@ -61,6 +61,10 @@ class Finish(NamedTuple):
     text: str | None = None  # of the whole answer, without its reasoning
     tool_calls: tuple[ToolCall, ...] | None = None
 
+    def says_nothing(self) -> bool:
+        """True where the answer is known to hold neither text nor a tool call."""
+        return self.text is not None and not self.text.strip() and not self.tool_calls
+
 
 class SelfCheck(NamedTuple):
     """The small model's one-token reply to a policy's question about its own answer.
