@@ -18,6 +18,7 @@ from sglang_ext.attention import attention_received, frontier_attention
 from sglang_ext.block import KVBlock
 from sglang_ext.geometry import KVGeometry
 from sglang_ext.identity import ModelIdentity
+from sglang_ext.offline.decoding import DecodeStep, Slab
 from sglang_ext.phases import Phases
 from sglang_ext.plan import Fill, FillKind, PrefillPlan, native, repaired
 from sglang_ext.rope import Rotation
@@ -64,10 +65,36 @@ class Probe:
 
 @dataclass
 class _Pass:
-    """What attention needs to know about the forward that is running."""
+    """The attention of a forward over pieces of work."""
 
     work: Sequence[Work]
     probe: Probe | None
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Writes the computed keys and values into their rows and attends over whole rows.
+
+        query: [N, query_heads, head_dim]; key, value: [N, kv_heads, head_dim], key rotated.
+        """
+        mixed, received, at = [], [], 0
+        for piece in self.work:
+            rows = slice(at, at + len(piece.tokens))
+            row, positions = piece.row, piece.positions
+            row.keys[layer, positions] = key[rows]
+            row.values[layer, positions] = value[rows]
+            end = int(positions[-1]) + 1
+            mixed.append(
+                frontier_attention(query[rows], positions, row.keys[layer, :end], row.values[layer, :end], scale)
+            )
+            if self.probe is not None:
+                received.append(attention_received(query[rows], positions, row.keys[layer, :end], scale))
+            at = rows.stop
+        output = torch.cat(mixed)
+        if self.probe is not None:
+            self.probe.outputs.append(output)
+            self.probe.received.append(received)
+        return output
 
 
 class TransformersExecutor:
@@ -101,10 +128,7 @@ class TransformersExecutor:
         """
         tokens = torch.cat([piece.tokens for piece in work]).to(self.model.device)
         positions = torch.cat([piece.positions for piece in work]).to(self.model.device)
-        hidden = self.model.model(
-            input_ids=tokens[None], position_ids=positions[None], use_cache=False,
-            frontier=_Pass(work, probe),
-        ).last_hidden_state[0]  # fmt: skip
+        hidden = self._forward(tokens, positions, _Pass(work, probe))
         for piece in work:
             piece.row.length = max(piece.row.length, int(piece.positions[-1]) + 1)
         return list(hidden.split([len(piece.tokens) for piece in work]))
@@ -193,9 +217,12 @@ class TransformersExecutor:
         return self.logits(torch.stack([states[-1] for states in hidden]))
 
     def greedy(self, rows: Sequence[Row], logits: torch.Tensor, limit: int, stop: Sequence[int]) -> list[list[int]]:
-        """Greedy continuations of at most `limit` tokens, without the stop token. Rows grow in place."""
+        """Greedy continuations of at most `limit` tokens, without the stop token. Rows grow in place.
+
+        All rows decode together; their tensors are replaced by views of a common one (decoding.py).
+        """
         answers: list[list[int]] = [[] for _ in rows]
-        running = list(range(len(rows)))
+        slab, running = Slab(rows, limit), list(range(len(rows)))
         for step in range(limit):
             chosen = logits.argmax(-1).tolist()
             kept = [(row, token) for row, token in zip(running, chosen) if token not in stop]
@@ -204,33 +231,26 @@ class TransformersExecutor:
             if not kept or step == limit - 1:
                 break
             running = [row for row, _ in kept]
-            work = [Work(rows[i], torch.tensor([token]), torch.tensor([rows[i].length])) for i, token in kept]
-            logits = self.logits(torch.cat(self.compute(work)))
+            logits = self.logits(self._decode(slab, running, [token for _, token in kept]))
         return answers
+
+    @torch.inference_mode()
+    def _decode(self, slab: Slab, slots: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+        """The last hidden states [n, hidden] of one more token for each of the slab's rows in `slots`."""
+        one = DecodeStep(slab, slots)
+        hidden = self._forward(torch.tensor(tokens, device=self.model.device), one.positions, one)
+        for slot in slots:
+            slab.rows[slot].length += 1
+        return hidden
+
+    def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, frontier: _Pass | DecodeStep) -> torch.Tensor:
+        """The last hidden states [N, hidden] of tokens [N] run as one sequence."""
+        return self.model.model(
+            input_ids=tokens[None], position_ids=positions[None], use_cache=False, frontier=frontier
+        ).last_hidden_state[0]
 
 
 def _attend(module, query, key, value, attention_mask, scaling, frontier, **_):
-    """Writes the computed keys and values into their rows and attends over whole rows.
-
-    query: [1, query_heads, N, head_dim]; key, value: [1, kv_heads, N, head_dim], key rotated.
-    """
-    layer = module.layer_idx
+    """query: [1, query_heads, N, head_dim]; key, value: [1, kv_heads, N, head_dim], key rotated."""
     query, key, value = (t[0].transpose(0, 1) for t in (query, key, value))  # [N, heads, head_dim]
-    probe, mixed, received, at = frontier.probe, [], [], 0
-    for piece in frontier.work:
-        rows = slice(at, at + len(piece.tokens))
-        row, positions = piece.row, piece.positions
-        row.keys[layer, positions] = key[rows]
-        row.values[layer, positions] = value[rows]
-        end = int(positions[-1]) + 1
-        mixed.append(
-            frontier_attention(query[rows], positions, row.keys[layer, :end], row.values[layer, :end], scaling)
-        )
-        if probe is not None:
-            received.append(attention_received(query[rows], positions, row.keys[layer, :end], scaling))
-        at = rows.stop
-    output = torch.cat(mixed)
-    if probe is not None:
-        probe.outputs.append(output)
-        probe.received.append(received)
-    return output[None], None
+    return frontier.attend(module.layer_idx, query, key, value, scaling)[None], None

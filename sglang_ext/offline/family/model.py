@@ -43,7 +43,7 @@ RECIPES: dict[ModelName, Recipe] = {
     ),
     "medium": Recipe(
         hidden=112, layers=4, mlp=256, heads=6,
-        steps=1000, stage_ends=(0.5, 0.9, 1.0), local_layers=1, settle_from=0.65, biographies=0.6,
+        steps=1200, stage_ends=(0.55, 0.9, 1.0), local_layers=1, settle_from=0.65, biographies=0.75,
     ),
     "small": Recipe(
         hidden=96, layers=3, mlp=192, heads=6,

@@ -1,0 +1,1 @@
+"""`kvlift evaluate`: target alone, source alone, and lifted by selector and budget, over a dataset."""
