@@ -1,17 +1,29 @@
-"""The commands of this package: `kvlift worker`, `calibrate`, `bench make-pair`, `doctor`.
+"""The commands of this package: `kvlift worker`, `calibrate`, `doctor`.
 
 The router's command line gathers them through entry points, so this module imports nothing heavy.
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Literal, Optional
 
 import typer
 
+
+
+MapDtype = Literal["float32", "bfloat16"]
+
+
+class Structure(str, Enum):
+    """Structures of maps, as words on the command line."""
+
+    full = "full"
+    head = "head"
+
+
 worker = typer.Typer(help="Serve a model with SGLang and kvlift's plugin.")
-bench = typer.Typer(help="Measure, on models made for it.", no_args_is_help=True)
 
 
 @worker.callback(
@@ -22,6 +34,10 @@ def run_worker(
     model: Annotated[str, typer.Option(help="model folder, or a hub name")],
     pack: Annotated[Optional[list[Path]], typer.Option(help="pack whose target is this model; repeatable")] = None,
     rho: Annotated[float, typer.Option(min=0, max=1, help="recompute budget where a request names none")] = 0.3,
+    recompute_tokens: Annotated[
+        Optional[int],
+        typer.Option(min=1, help="positions that lifts recompute in a step while others decode; unset: SGLang's chunk"),
+    ] = None,
     acceptance: Annotated[float, typer.Option(min=0, max=1, help="least recovered share of a pack's record")] = 0.8,
     allow_bench_pack: Annotated[bool, typer.Option(help="also lift with packs of random weights")] = False,
     workers_on_host: Annotated[int, typer.Option(min=1, help="workers that share the cores, without a GPU")] = 2,
@@ -34,6 +50,7 @@ def run_worker(
     settings = WorkerSettings(
         packs=tuple(str(folder.resolve()) for folder in pack or ()),
         allow_bench_pack=allow_bench_pack, acceptance_threshold=acceptance, rho=rho,
+        recompute_tokens=recompute_tokens,
     )  # fmt: skip
     try:
         launch.run_worker(model, context.args, settings, workers_on_host)
@@ -69,51 +86,40 @@ def calibrate(
     data: Annotated[str, typer.Option(help="JSON lines of messages or text, or family:N")],
     out: Annotated[Path, typer.Option(help="folder for the pack")],
     name: Annotated[Optional[str], typer.Option(help="the pack's name; by default the folder's")] = None,
+    structure: Annotated[list[Structure], typer.Option(help="of the maps; repeatable")] = [Structure.full],  # noqa: B006
     k: Annotated[int, typer.Option(min=1, help="source layers per target layer and side")] = 8,
     rank: Annotated[int, typer.Option(min=1, help="rank r of the score's basis")] = 128,
     ridge: Annotated[float, typer.Option(min=0, help="lambda of equation 1")] = 0.01,
     tokens: Annotated[int, typer.Option(min=1, help="calibration tokens, after the stride")] = 128_000,
     stride: Annotated[int, typer.Option(min=1, help="take each n-th position")] = 1,
     seed: Annotated[int, typer.Option(help="of the offsets of the stride")] = 0,
-    dtype: Annotated[str, typer.Option(help="of the map: float32 or bfloat16")] = "float32",
+    dtype: Annotated[MapDtype, typer.Option(help="of the map's weights")] = "float32",
+    selector: Annotated[str, typer.Option(help="selector of the acceptance record")] = "rank_disagreement",
     rho: Annotated[float, typer.Option(min=0, max=1, help="budget of the acceptance record")] = 0.3,
+    coverage: Annotated[Optional[float], typer.Option(min=0, max=1, help="budget by coverage instead of rho")] = None,
+    accept_prompts: Annotated[int, typer.Option(min=2, help="held-out prompts to measure on")] = 48,
+    checkpoint_tokens: Annotated[int, typer.Option(min=1, help="tokens between two checkpoints beside --out")] = 32_000,
     device: Annotated[str, typer.Option(help="where the models run")] = "cpu",
 ) -> None:
-    """Fit a pack from one model to another, and measure it on held-out prompts."""
+    """Fit a pack from one model to another, and measure it on held-out prompts.
+
+    Several --structure are fitted from one pass, written to folders of their names inside --out, and compared.
+    A calibration that was killed goes on where its last checkpoint was when the same command is given again.
+    """
     from sglang_ext.errors import KVLiftError
-    from sglang_ext.offline.calibrate import Settings
+    from sglang_ext.offline.acceptance import Repair
     from sglang_ext.offline.report import calibrate_and_report
-
-    settings = Settings(
-        name=name or out.name, k=k, rank=rank, ridge=ridge, tokens=tokens, stride=stride, seed=seed, dtype=dtype, rho=rho
-    )
-    try:
-        calibrate_and_report(source, target, data, out, settings, device)
-    except KVLiftError as error:
-        _fail(error)
-
-
-@bench.command("make-pair")
-def make_pair(
-    shape: Annotated[str, typer.Option(help="a name, or SOURCE:TARGET:kK:rR (see the error for a wrong one)")] = "default",
-    seed: Annotated[int, typer.Option(help="of the weights")] = 0,
-) -> None:
-    """Write two models with random weights and a bench-only pack, once; prints their folder."""
-    from sglang_ext.errors import KVLiftError
-    from sglang_ext.offline import load_pair
-    from sglang_ext.offline.report import RichProgress
+    from sglang_ext.offline.settings import Settings
 
     try:
-        with RichProgress() as progress:
-            folder = load_pair.make_pair(shape, seed, progress)
+        settings = Settings(
+            name=name or out.name, structures=tuple(dict.fromkeys(one.value for one in structure)), k=k, rank=rank, ridge=ridge,
+            tokens=tokens, stride=stride, seed=seed, dtype=dtype, repair=Repair(selector, rho, coverage),
+            accept_prompts=accept_prompts,
+        )  # fmt: skip
+        calibrate_and_report(source, target, data, out, settings, device, checkpoint_tokens)
     except KVLiftError as error:
         _fail(error)
-    typer.echo(folder)
-
-
-@bench.callback()
-def _bench() -> None:
-    """Measure, on models made for it."""
 
 
 def _fail(error: Exception) -> None:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator
 
 import torch
 
 from sglang_ext.errors import CalibrationError
-from sglang_ext.identity import cache_folder, digest_fields
-from sglang_ext.offline.calibrate import Progress, Settings, calibrate
-from sglang_ext.offline.executor import TransformersExecutor
+from sglang_ext.geometry import KVGeometry
+from sglang_ext.identity import ModelIdentity, cache_folder, digest_fields
+from sglang_ext.transfer.fit import check_shapes
+from sglang_ext.transfer.maps import SIDES, CrossModelMap, SideMap
+from sglang_ext.transfer.pack import LayerRecord, Manifest, ModelRecord, Pack
 
 CONTEXT = 16_384
-PROMPT_TOKENS = 128
+CORPUS = "none: random maps of the right shapes, fitted to nothing"
+FORM = "random maps"  # part of a kept pair's name, so that a pair of another making is not taken for this one
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,17 @@ class PairShape:
     rank: int
 
 
-# In each, the map is about 4 to 5 % of the target's body, as it is for the paper's Qwen3 pair.
+QWEN3_06B = Shape(28, 1024, 16, 8, 128, 3072)
+
+# A target has the shapes of the model of that name. In each, the map is about 4 to 5 % of the target's body, as it is
+# for the paper's Qwen3 pair.
 SHAPES = {
     "default": PairShape(Shape(8, 384, 6, 2, 64, 1024), Shape(20, 768, 12, 2, 64, 2048), k=8, rank=32),
     "qwen3-0.6b": PairShape(Shape(8, 512, 8, 2, 64, 1536), Shape(28, 1024, 16, 8, 128, 3072), k=3, rank=128),
     "qwen3-1.7b": PairShape(Shape(10, 768, 12, 2, 64, 2048), Shape(28, 2048, 16, 8, 128, 6144), k=8, rank=128),
+    "qwen3-4b": PairShape(QWEN3_06B, Shape(36, 2560, 32, 8, 128, 9728), k=2, rank=128),
+    "qwen3-8b": PairShape(QWEN3_06B, Shape(36, 4096, 32, 8, 128, 12288), k=5, rank=128),
+    "qwen3-14b": PairShape(QWEN3_06B, Shape(40, 5120, 40, 8, 128, 17408), k=8, rank=128),
 }
 _GIVEN = re.compile(r"((?:\d+x){5}\d+):((?:\d+x){5}\d+):k(\d+):r(\d+)")
 
@@ -67,37 +74,50 @@ def parse_shape(text: str) -> PairShape:
     return PairShape(source, target, k=int(given[3]), rank=int(given[4]))
 
 
-def make_pair(shape: str, seed: int, progress: Progress) -> Path:
+def make_pair(shape: str, seed: int) -> Path:
     """Writes the pair unless it is there already; returns its folder: `source`, `target` and `pack`.
 
-    The pack is bench-only: it maps noise to noise at the right cost. Raises CalibrationError for an
-    unknown shape.
+    The pack is bench-only: its maps have the right shapes, and so the right cost, and random numbers. Raises
+    CalibrationError for an unknown shape.
     """
     pair = parse_shape(shape)
-    folder = cache_folder() / "load-pairs" / digest_fields([repr(pair), str(seed)])[:16]
+    folder = cache_folder() / "load-pairs" / digest_fields([FORM, repr(pair), str(seed)])[:16]
     if (folder / "pack" / "pack.json").exists():
         return folder
     scratch = folder.with_name(f"{folder.name}.{os.getpid()}")
     shutil.rmtree(scratch, ignore_errors=True)
     for number, (role, one) in enumerate((("source", pair.source), ("target", pair.target))):
         _write_model(scratch / role, one, seed + number)
-    source, target = (TransformersExecutor.from_folder(scratch / role) for role in ("source", "target"))
-    features = pair.k * source.geometry.width
-    settings = Settings(
-        name="load-pair", k=pair.k, rank=pair.rank, tokens=3 * features, seed=seed,
-        accept_prompts=2, bench_only=True,
-    )  # fmt: skip
-    names = ("load-source", "load-target")
-    prompts = _noise(source.model.config.vocab_size, seed)
-    calibrate(source, target, names, "uniform random tokens", prompts, settings, progress).save(scratch / "pack")
+    _random_pack(scratch, pair, seed).save(scratch / "pack")
     scratch.replace(folder)
     return folder
 
 
-def _noise(vocabulary: int, seed: int) -> Iterator[list[int]]:
-    rng = random.Random(seed)
-    while True:
-        yield [rng.randrange(vocabulary) for _ in range(PROMPT_TOKENS)]
+def _random_pack(folder: Path, pair: PairShape, seed: int) -> Pack:
+    source, target = (KVGeometry.from_folder(folder / role) for role in ("source", "target"))
+    check_shapes(source, target, pair.k, pair.rank, "full")
+    generator = torch.Generator().manual_seed(seed)
+    layers = tuple({side: _random_map(source, target, pair, generator) for side in SIDES} for _ in range(target.layers))
+    records = tuple({side: LayerRecord(sources=one.sources, r2=0.0) for side, one in sides.items()} for sides in layers)
+    ours, theirs = (ModelIdentity.from_folder(folder / role) for role in ("source", "target"))
+    manifest = Manifest(
+        name="load-pair", source=ModelRecord.of("load-source", ours, source),
+        target=ModelRecord.of("load-target", theirs, target), dtype="float32", k=pair.k, rank=pair.rank, ridge=0.0,
+        corpus=CORPUS, corpus_digest=digest_fields([CORPUS]), tokens=0, stride=1, seed=seed, bench_only=True,
+        layers=records,
+    )  # fmt: skip
+    return Pack(manifest, CrossModelMap(layers))
+
+
+def _random_map(source: KVGeometry, target: KVGeometry, pair: PairShape, generator: torch.Generator) -> SideMap:
+    inputs = pair.k * source.width
+    return SideMap(
+        sources=tuple(torch.randperm(source.layers, generator=generator)[: pair.k].sort().values.tolist()),
+        weight=torch.randn(inputs, target.width, generator=generator) / inputs**0.5,
+        bias=torch.zeros(target.width),
+        input_mean=torch.zeros(inputs),
+        basis=torch.linalg.qr(torch.randn(target.width, pair.rank, generator=generator)).Q,
+    )
 
 
 def _write_model(folder: Path, shape: Shape, seed: int) -> None:

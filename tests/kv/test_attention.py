@@ -133,3 +133,22 @@ def test_nothing_is_mutated():
     before = [t.clone() for t in (case.query, case.positions, case.keys, case.values)]
     case.run(block=2)
     assert all(map(torch.equal, before, (case.query, case.positions, case.keys, case.values)))
+
+
+@pytest.mark.parametrize(
+    ("positions", "length"),
+    [
+        (range(1100), 1100),  # computed whole: torch's own causal attention
+        (range(1100), 1500),  # whole so far, more entries behind
+        (range(400, 1500), 1500),  # behind a prefix
+        (sorted({*range(0, 2000, 2), *range(0, 2000, 3), *range(0, 2000, 5), 1999}), 2000),  # the large block
+        (range(0, 2000, 7), 2000),  # the small one
+    ],
+)
+def test_whatever_way_is_taken_for_long_prompts_it_is_the_same_attention(positions, length):
+    positions = torch.tensor(list(positions))
+    case = Case(random(0, len(positions), 2, 4), positions, random(1, length, 1, 4), random(2, length, 1, 4))
+    torch.testing.assert_close(case.run(block=None), case.run(block=64), rtol=0, atol=3e-6)
+    last = int(positions[-1])
+    case.keys[last + 1 :] = case.values[last + 1 :] = torch.nan
+    assert bool(torch.isfinite(case.run(block=None)).all()), "an entry past the last query was read"

@@ -1,0 +1,1 @@
+from tests.kv.builders import one_thread  # noqa: F401
