@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from router.config import Lift
 from router.errors import UpstreamError
 from router.record import LiftRecord
+from router.request import Options
 from router.worker import Capabilities, Worker
 
 PROTOCOL = 1
@@ -34,6 +35,10 @@ class _Reply(BaseModel):
     namespace: str | None = None
     tokens: dict[str, int] = {}
     rho: float | None = None
+    coverage: float | None = None
+    selector: str | None = None
+    chosen_rho: float | None = None
+    choice: dict[str, Any] | None = None
     bytes: int = 0
     ms: dict[str, float] = {}
 
@@ -68,12 +73,12 @@ async def lift(
     target: Worker,
     pack: str,
     body: dict[str, Any],
-    rho: float | None,
+    options: Options,
     seconds_left: float,
 ) -> LiftOutcome:
     """Asks `target` to take over the KV of `body`'s prompt from `source`.
 
-    `body` is the chat request as `target` would be sent it natively; `rho` overrides the config's.
+    `body` is the chat request as `target` would be sent it natively; `options` overrule the config.
     """
     timeout_s = min(config.timeout_s, max(seconds_left, 0.0))
     salt = body.get("cache_salt")
@@ -81,8 +86,9 @@ async def lift(
         "request": body,
         "source": {"url": source.address, "api_key": source.api_key, "cache_salt": salt},
         "pack": pack,
-        "rho": config.rho if rho is None else rho,
-        "selector": config.selector,
+        **_budget(config, options),
+        "selector": options.selector or config.selector,
+        "when": "always" if options.lift == "require" else config.when,
         "cache_salt": salt,
         "lease_s": config.lease_s,
         "timeout_s": timeout_s,
@@ -97,8 +103,16 @@ async def lift(
     applied = reply.status == "applied"
     if applied and not reply.namespace:
         return _failed("bad_reply: applied without a namespace")
-    report = reply.model_dump(include={"tokens", "rho", "bytes", "ms"})
+    report = reply.model_dump(exclude={"status", "reason", "namespace"})
     return LiftOutcome(reply.namespace if applied else None, LiftRecord(reply.status, reply.reason, report))
+
+
+def _budget(config: Lift, options: Options) -> dict[str, float]:
+    """The one budget that is asked for: a request's own comes before the config's."""
+    if options.rho is not None:
+        return {"rho": options.rho}
+    coverage = config.coverage if options.coverage is None else options.coverage
+    return {"rho": config.rho} if coverage is None else {"coverage": coverage}
 
 
 def unsupported(reason: str) -> LiftOutcome:

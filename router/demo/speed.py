@@ -53,7 +53,7 @@ async def _pair(client: httpx.AsyncClient, source: str, target: str, ids: list[i
     native_ms = await _first_token_ms(client, target, ids, None)
     await _flush(client, target)
     started = time.perf_counter()
-    body = {"input_ids": ids, "source": {"url": source}, "rho": RHO, "timeout_s": 120}
+    body = {"input_ids": ids, "source": {"url": source}, "rho": RHO, "when": "always", "timeout_s": 120}
     lift = (await client.post(f"{target}/kv/lift", json=body)).raise_for_status().json()
     if lift["status"] != "applied":
         raise RuntimeError(f"the lift was not applied: {lift['reason']}")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
+
+from jinja2 import TemplateError
 
 from sglang_ext.errors import CalibrationError
 
@@ -36,9 +39,16 @@ def _record(line: bytes, where: str) -> dict[str, Any]:
         raise CalibrationError(f"{where}: not JSON: {error}") from error
     if not isinstance(record, dict) or not ("messages" in record or "text" in record):
         raise CalibrationError(f"{where}: expected an object with `messages` or `text`")
-    if "messages" in record and not (isinstance(record["messages"], list) and record["messages"]):
-        raise CalibrationError(f"{where}: messages must be a non-empty list, found {record['messages']!r}")
-    if "messages" not in record and not isinstance(record["text"], str):
+    if "messages" in record:
+        messages = record["messages"]
+        if not (isinstance(messages, list) and messages):
+            raise CalibrationError(f"{where}: messages must be a non-empty list, found {messages!r}")
+        for message in messages:
+            if not (isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message):
+                raise CalibrationError(
+                    f"{where}: a message must be an object with `role` and `content`, found {message!r}"
+                )
+    elif not isinstance(record["text"], str):
         raise CalibrationError(f"{where}: text must be a string, found {record['text']!r}")
     return record
 
@@ -55,8 +65,14 @@ def _family(data: str) -> Iterator[dict[str, Any]]:
 
 
 def encode(tokenizer: Any, record: dict[str, Any]) -> list[int]:
-    """Token ids as a worker makes them: the chat template with its generation prompt, or plain text."""
+    """Token ids as a worker makes them: the chat template with its generation prompt, or plain text.
+
+    Raises CalibrationError where the template refuses the messages.
+    """
     if "messages" not in record:
         return tokenizer.encode(record["text"])
-    text = tokenizer.apply_chat_template(record["messages"], tokenize=False, add_generation_prompt=True)
+    try:
+        text = tokenizer.apply_chat_template(record["messages"], tokenize=False, add_generation_prompt=True)
+    except TemplateError as error:
+        raise CalibrationError(f"the chat template refuses {record['messages']!r}: {error}") from error
     return tokenizer.encode(text, add_special_tokens=False)

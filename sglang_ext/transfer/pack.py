@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from sglang_ext.errors import NotAccepted, PackError
 from sglang_ext.geometry import KVGeometry
 from sglang_ext.identity import ModelIdentity
-from sglang_ext.transfer.maps import SIDES, CrossModelMap, SideMap
+from sglang_ext.transfer.maps import SIDES, CrossModelMap, SideMap, Structure
 
 FORMAT = 1
 _PARTS = ("weight", "bias", "input_mean", "basis")
@@ -38,6 +39,14 @@ class ModelRecord(_Strict):
     def of(cls, name: str, identity: ModelIdentity, geometry: KVGeometry) -> ModelRecord:
         return cls(name=name, geometry=geometry.to_json(), **identity.to_json())
 
+    @property
+    def kv(self) -> KVGeometry:
+        """The geometry as an object. Raises PackError where the record does not describe one."""
+        try:
+            return KVGeometry.from_json(self.geometry)
+        except (KeyError, TypeError) as error:
+            raise PackError(f"pack.json: the geometry of {self.name!r} is not one of a KV cache: {error}") from error
+
 
 class LayerRecord(_Strict):
     """How one target layer and side was fitted."""
@@ -57,7 +66,10 @@ class Arm(_Strict):
 class Acceptance(_Strict):
     """Four measurements on held-out prompts, at one budget, and a cosine per layer (design.md)."""
 
-    rho: float
+    rho: float = Field(description="share of positions recomputed; the mean over the prompts where a coverage chose it")
+    coverage: float | None = Field(
+        None, description="share of the scores' sum that was recomputed, where it was asked for"
+    )
     selector: str
     prompts: int
     target: Arm
@@ -90,7 +102,7 @@ class Manifest(_Strict):
     name: str
     source: ModelRecord
     target: ModelRecord
-    structure: Literal["full"] = "full"
+    structure: Structure = "full"
     dtype: Literal["float32", "bfloat16"]
     k: int
     rank: int
@@ -151,12 +163,16 @@ class Pack:
                     tensors[f"{stem}.{part}"] = getattr(one, part).contiguous()
         save_file(tensors, str(folder / "weights.safetensors"))
         manifest = self.manifest.model_copy(update={"weights_sha256": _sha256(folder / "weights.safetensors")})
-        (folder / "pack.json").write_text(manifest.model_dump_json(indent=2) + "\n")
+        _write_manifest(folder, manifest)
         return Pack(manifest, self.maps)
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu") -> Pack:
-        """Raises PackError where a file is missing, malformed or not the one the manifest names."""
+        """Raises PackError where a file is missing, malformed or not the one the manifest names.
+
+        Also where the weights are not of the structure, shape or dtype that the manifest states, or come from
+        more than one calibration.
+        """
         folder = Path(folder)
         manifest = read_manifest(folder)
         weights = folder / "weights.safetensors"
@@ -166,13 +182,16 @@ class Pack:
             tensors = load_file(str(weights), device=device)
         except SafetensorError as error:
             raise PackError(f"{weights} cannot be read: {error}") from error
-        if len(manifest.layers) != manifest.target.geometry["layers"]:
-            raise PackError(f"{folder}: {len(manifest.layers)} layers, the target has {manifest.target.geometry['layers']}")
+        if len(manifest.layers) != manifest.target.kv.layers:
+            raise PackError(f"{folder}: {len(manifest.layers)} layers, the target has {manifest.target.kv.layers}")
         layers = tuple(
-            {side: _side_map(tensors, layer, side, records) for side in SIDES}
-            for layer, records in enumerate(manifest.layers)
+            {side: _side_map(tensors, layer, side, manifest) for side in SIDES} for layer in range(len(manifest.layers))
         )
-        return cls(manifest, CrossModelMap(layers))
+        maps = CrossModelMap(layers)
+        for side, means in maps.source_means.items():
+            if not bool(torch.isfinite(means).all()):
+                raise PackError(f"{folder}: the input means of side {side!r} hold NaN or infinite numbers")
+        return cls(manifest, maps)
 
     def check_target(self, identity: ModelIdentity, geometry: KVGeometry) -> None:
         """Raises PackError unless this worker's model is the pack's target."""
@@ -196,16 +215,60 @@ def read_manifest(folder: str | Path) -> Manifest:
         raise PackError(f"{path}: {where}: {first['msg']}") from error
 
 
-def _side_map(tensors: dict[str, torch.Tensor], layer: int, side: str, records: dict[str, LayerRecord]) -> SideMap:
+def rewrite_acceptance(folder: str | Path, record: Acceptance) -> Manifest:
+    """Replaces the acceptance record in `pack.json`, at once or not at all; weights and digest stay.
+
+    Returns the manifest as it is now. Raises PackError for a pack that cannot be read, and for a bench-only one.
+    """
+    manifest = read_manifest(folder)
+    if manifest.bench_only:
+        raise PackError(
+            f"pack {manifest.name!r} is bench-only: what it maps is noise, so it carries no acceptance record"
+        )
+    manifest = manifest.model_copy(update={"acceptance": record})
+    _write_manifest(Path(folder), manifest)
+    return manifest
+
+
+def _write_manifest(folder: Path, manifest: Manifest) -> None:
+    scratch = folder / f"pack.json.{os.getpid()}"
+    scratch.write_text(manifest.model_dump_json(indent=2) + "\n")
+    scratch.replace(folder / "pack.json")
+
+
+def _side_map(tensors: dict[str, torch.Tensor], layer: int, side: str, manifest: Manifest) -> SideMap:
     stem = f"layers.{layer}.{side}"
     try:
         parts = {part: tensors[f"{stem}.{part}"] for part in _PARTS}
-        sources, recorded = tuple(tensors[f"{stem}.sources"].tolist()), records[side].sources
+        sources, recorded = tuple(tensors[f"{stem}.sources"].tolist()), manifest.layers[layer][side].sources
     except KeyError as missing:
         raise PackError(f"the pack lacks {missing} of layer {layer}, side {side!r}") from missing
     if sources != recorded:
         raise PackError(f"{stem}: pack.json names source layers {recorded}, the weights were fitted to {sources}")
+    depth = manifest.source.kv.layers
+    if not sources or list(sources) != sorted(set(sources)) or not 0 <= sources[0] <= sources[-1] < depth:
+        raise PackError(f"{stem}: source layers {sources} are not ascending layers of a source with {depth}")
+    for part, expected in _expected(manifest, len(sources)).items():
+        found = (tuple(parts[part].shape), parts[part].dtype)
+        if found != expected:
+            raise PackError(
+                f"{stem}.{part} is {found[1]} {found[0]}; structure {manifest.structure!r}, dtype, rank and both "
+                f"geometries in pack.json ask for {expected[1]} {expected[0]}"
+            )
     return SideMap(sources=sources, **parts)
+
+
+def _expected(manifest: Manifest, k: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of each tensor of one layer and side that reads k source layers."""
+    source, target = manifest.source.kv, manifest.target.kv
+    weight: tuple[int, ...] = (k * source.width, target.width)
+    if manifest.structure == "head":
+        weight = (target.kv_heads, k * source.head_dim, target.head_dim)
+    exact = {"bias": (target.width,), "input_mean": (k * source.width,), "basis": (target.width, manifest.rank)}
+    return {
+        "weight": (weight, getattr(torch, manifest.dtype)),
+        **{part: (shape, torch.float32) for part, shape in exact.items()},
+    }
 
 
 def _check_model(role: str, record: ModelRecord, identity: ModelIdentity, geometry: KVGeometry) -> None:

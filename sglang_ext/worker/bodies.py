@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -31,6 +31,9 @@ class LiftBody(_Body):
     rho: float | None = Field(None, ge=0, le=1, description="budget: this share of the prompt's positions")
     coverage: float | None = Field(None, ge=0, le=1, description="budget, instead: this share of the scores' sum")
     selector: str = Field(RANK_DISAGREEMENT, description="rank_disagreement, source_attention, random or random:SEED")
+    when: Literal["faster", "always"] = Field(
+        "faster", description="lift only where that is expected to be faster than a native prefill, or in any case"
+    )
     cache_salt: str | None = None
     lease_s: float | None = Field(None, gt=0, le=600)
     timeout_s: float | None = Field(None, gt=0, le=600)

@@ -27,6 +27,11 @@ HOOKED: Mapping[str, tuple[str, ...]] = {
         "extend_prefix_lens", "extend_seq_lens", "encoder_lens", "scaling", "enable_gqa", "causal",
         "is_cross_attn", "sliding_window_size",
     ),
+    "sglang.srt.managers.scheduler.Scheduler.run_batch": ("self", "batch", "pp_proxy_tensors"),
+    "sglang.srt.managers.scheduler.Scheduler.is_fully_idle": ("self", "for_health_check", "ignore_waiting"),
+    "sglang.srt.managers.scheduler_components.pool_stats_observer.SchedulerPoolStatsObserver.session_held_tokens": (
+        "self",
+    ),
 }  # fmt: skip
 
 

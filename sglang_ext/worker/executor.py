@@ -7,8 +7,8 @@ registration and no command-line choice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Iterator, Sequence
 
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
@@ -16,20 +16,40 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 
-from sglang_ext.attention import frontier_attention
+from sglang_ext.attention import attention_received, frontier_attention
+from sglang_ext.offline.executor import LAST_QUERIES
+from sglang_ext.worker.ahead import LayersAhead
+
+_SPARE_ROW = 0  # of SGLang's request table: the one that no request ever gets
 
 
 @dataclass(frozen=True)
 class Work:
     """Positions of one prompt to compute.
 
-    tokens, positions: int64 [S], positions sorted; slots: int64 [n], the slot of every position of the
-    prompt up to the last one that is computed or read.
+    tokens, positions: int64 [S] on the CPU, positions sorted; slots: int64 [n] on the pool's device, the slot
+    of every position of the prompt up to the last one that is computed or read; into: where the computed KV
+    goes, int64 [S], by default the positions' own slots; fill: writes one more layer's filled entries each time
+    it is advanced, as long as they are not all in the pool.
     """
 
     tokens: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
+    into: torch.Tensor | None = None
+    fill: Iterator[Any] | None = None
+
+    @property
+    def target(self) -> torch.Tensor:
+        return self.slots[self.positions] if self.into is None else self.into
+
+
+@dataclass
+class _Probe:
+    """Collects, from layer `first` on, the attention that each position of a lone piece of work receives."""
+
+    first: int
+    received: list[torch.Tensor] = field(default_factory=list)
 
 
 class SGLangExecutor:
@@ -39,46 +59,80 @@ class SGLangExecutor:
         self._runner = model_runner
         self._max_tokens = max_tokens
 
-    def compute(self, work: Sequence[Work]) -> None:
-        """Writes the KV of every position of `work` into its slot.
+    def compute(self, work: Sequence[Work]) -> int:
+        """Writes the KV of every position of `work` into its slot. Returns the number of forwards that it took.
 
-        Runs as many forwards as the token limit asks for. Splitting one prompt by ascending position
-        is exact: a position needs only earlier ones.
+        As many as the token limit asks for. Splitting one prompt by ascending position is exact: a position
+        needs only earlier ones.
         """
         batch: list[Work] = []
-        room = self._max_tokens
+        room, forwards = self._max_tokens, 0
         for piece in _cut(work, self._max_tokens):
             if len(piece.tokens) > room:
-                self._forward(batch)
-                batch, room = [], self._max_tokens
+                self._repair(batch, None)
+                batch, room, forwards = [], self._max_tokens, forwards + 1
             batch.append(piece)
             room -= len(piece.tokens)
         if batch:
-            self._forward(batch)
+            self._repair(batch, None)
+            forwards += 1
+        return forwards
 
-    def _forward(self, work: Sequence[Work]) -> None:
+    def attention_received(self, tokens: torch.Tensor, slots: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+        """The attention that each position of a cached prefix received: float32 [n], summing to 1.
+
+        Of the last 32 queries, averaged over the last quarter of the layers, as `TransformersExecutor` does.
+        tokens: int64 [n] on the CPU; slots: int64 [n]. Those queries run again, and what KV they give goes to
+        `scratch`, int64 [at least 32]: the prefix's own slots are only read.
+        """
+        positions = torch.arange(max(0, len(tokens) - LAST_QUERIES), len(tokens))
+        layers = self._runner.token_to_kv_pool.layer_num
+        probe = _Probe(first=layers - max(1, layers // 4))
+        self._repair([Work(tokens[positions], positions, slots, into=scratch[: len(positions)])], probe)
+        return torch.stack(probe.received).mean(0)
+
+    def prefill(self, tokens: torch.Tensor, slots: torch.Tensor) -> None:
+        """A native prefill of one prompt through SGLang's own attention, for measuring its time.
+
+        tokens: int64 [n] on the CPU; slots: int64 [n]. Writes their KV and borrows the request table's spare row.
+        """
+        table = self._runner.req_to_token_pool.req_to_token
+        table[_SPARE_ROW, : len(slots)] = slots.to(table.dtype)
+        try:
+            self._runner.forward(self._batch([Work(tokens, torch.arange(len(tokens)), slots)]))
+        finally:
+            table[_SPARE_ROW, : len(slots)] = 0
+
+    def _repair(self, work: Sequence[Work], probe: _Probe | None) -> None:
+        batch = self._batch(work)
+        # Our backend plans nothing, and SGLang's own must not plan for a batch it will not see.
+        batch.mark_forward_metadata_ready()
+        with forward_context(ForwardContext(attn_backend=_FrontierBackend(self._runner, work, probe))):
+            self._runner.forward(batch)
+
+    def _batch(self, work: Sequence[Work]) -> ForwardBatch:
         runner = self._runner
         device = runner.device
         counts = [len(piece.tokens) for piece in work]
-        lengths = torch.tensor(counts, dtype=torch.int64, device=device)
+        lengths = torch.tensor(counts, dtype=torch.int64)
         total = sum(counts)
         batch = ForwardBatch(
             forward_mode=ForwardMode.EXTEND,
             batch_size=len(work),
             input_ids=torch.cat([piece.tokens for piece in work]).to(device),
-            req_pool_indices=torch.zeros(len(work), dtype=torch.int64, device=device),
-            seq_lens=lengths,
-            seq_lens_cpu=lengths.cpu(),
-            orig_seq_lens=lengths.to(torch.int32),
+            req_pool_indices=torch.full((len(work),), _SPARE_ROW, dtype=torch.int64, device=device),
+            seq_lens=lengths.to(device),
+            seq_lens_cpu=lengths,
+            orig_seq_lens=lengths.to(device, torch.int32),
             seq_lens_sum=total,
-            out_cache_loc=torch.cat([piece.slots[piece.positions] for piece in work]),
+            out_cache_loc=torch.cat([piece.target for piece in work]),
             positions=torch.cat([piece.positions for piece in work]).to(device),
             extend_num_tokens=total,
-            extend_seq_lens=lengths.to(torch.int32),
+            extend_seq_lens=lengths.to(device, torch.int32),
             extend_seq_lens_cpu=counts,
-            extend_prefix_lens=torch.zeros_like(lengths, dtype=torch.int32),
+            extend_prefix_lens=torch.zeros(len(work), dtype=torch.int32, device=device),
             extend_prefix_lens_cpu=[0] * len(work),
-            extend_start_loc=(lengths.cumsum(0) - lengths).to(torch.int32),
+            extend_start_loc=(lengths.cumsum(0) - lengths).to(device, torch.int32),
             extend_logprob_start_lens_cpu=counts,
             capture_hidden_mode=CaptureHiddenMode.NULL,
             global_num_token_non_padded_cpu=total,
@@ -88,45 +142,51 @@ class SGLangExecutor:
             is_prefill_only=True,
         )
         runner.kv_index_translator.own_plan(batch).bind(batch, runner.kv_index_translator)
-        # Our backend plans nothing, and SGLang's own must not plan for a batch it will not see.
-        batch.mark_forward_metadata_ready()
-        with forward_context(ForwardContext(attn_backend=_FrontierBackend(runner, work))):
-            runner.forward(batch)
+        return batch
 
 
 def _cut(work: Sequence[Work], limit: int) -> list[Work]:
     """Pieces of at most `limit` tokens, each prompt's in ascending order of position."""
     return [
-        Work(piece.tokens[at : at + limit], piece.positions[at : at + limit], piece.slots)
+        Work(piece.tokens[at : at + limit], piece.positions[at : at + limit], piece.slots, fill=piece.fill)
         for piece in work
         for at in range(0, len(piece.tokens), limit)
     ]
 
 
 class _FrontierBackend(AttentionBackend):
-    """Frontier-causal attention over the paged pool, for one forward."""
+    """Frontier-causal attention over the paged pool, for one forward.
 
-    def __init__(self, runner: Any, work: Sequence[Work]) -> None:
+    Positions stay on the CPU, where frontiers are read off them: no layer waits for the device.
+    """
+
+    def __init__(self, runner: Any, work: Sequence[Work], probe: _Probe | None) -> None:
         super().__init__()
         self.token_to_kv_pool = runner.token_to_kv_pool
         self.req_to_token_pool = runner.req_to_token_pool
         self.kv_index_translator = runner.kv_index_translator
         self._work = work
+        self._probe = probe
         self._seen = [piece.slots[: int(piece.positions[-1]) + 1] for piece in work]
+        self._ahead = LayersAhead([piece.fill for piece in work if piece.fill is not None], work[0].slots.device)
 
     def forward_extend(self, q, k, v, layer, forward_batch, save_kv_cache=True, **_):
+        self._ahead.reach_layer()
         if save_kv_cache and k is not None:
             self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
         query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
-        keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
-        values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
+        pool_keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
+        pool_values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
         mixed, at = [], 0
         for piece, seen in zip(self._work, self._seen):
-            stop = at + len(piece.tokens)
+            rows = query[at : at + len(piece.tokens)]
+            keys = pool_keys.index_select(0, seen)
             mixed.append(
-                frontier_attention(query[at:stop], piece.positions, keys[seen], values[seen], layer.scaling)
+                frontier_attention(rows, piece.positions, keys, pool_values.index_select(0, seen), layer.scaling)
             )
-            at = stop
+            if self._probe is not None and layer.layer_id >= self._probe.first:
+                self._probe.received.append(attention_received(rows, piece.positions, keys, layer.scaling))
+            at += len(rows)
         return torch.cat(mixed).reshape(query.shape[0], -1)
 
 
@@ -154,7 +214,7 @@ def extend_with_frontier(
         slots = req_to_token[row, :length].to(torch.int64)
         positions = torch.arange(prefix, prefix + count, device=query.device)
         output[at : at + count] = frontier_attention(
-            query[at : at + count], positions, k_cache[slots], v_cache[slots], scaling
+            query[at : at + count], positions, k_cache.index_select(0, slots), v_cache.index_select(0, slots), scaling
         )
         at += count
     return output

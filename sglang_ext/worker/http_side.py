@@ -5,29 +5,29 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from typing import Any, Callable
+from dataclasses import asdict
+from typing import Any
 
 import httpx
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
-from pydantic import ValidationError
-from sglang.srt.utils.auth import AuthLevel, auth_level
-from sglang.utils import TypeBasedDispatcher
 
 from sglang_ext.errors import KVLiftError, NotAccepted, PackError, TransferError
 from sglang_ext.hub import local_folder
 from sglang_ext.identity import ModelIdentity
 from sglang_ext.transfer.pack import Manifest, read_manifest
-from sglang_ext.transfer.selectors import budget_of
+from sglang_ext.transfer.selectors import budget_of, needs_attention
+from sglang_ext.worker.answers import APPLIED, UNSUPPORTED, declined, fallback, namespace_of
 from sglang_ext.worker.bodies import ExportBody, LiftBody, ReleaseBody
-from sglang_ext.worker.lifting import FALLBACK, namespace_of
-from sglang_ext.worker.messages import ExportReq, KVReply, LiftReq, ReleaseReq
+from sglang_ext.worker.conversation import Conversation
+from sglang_ext.worker.cost import NATIVE, Choice, CostModel
+from sglang_ext.worker.counters import LiftCounters
+from sglang_ext.worker.endpoint import guarded
+from sglang_ext.worker.messages import ALWAYS, CountersReq, ExportReq, LiftReq, ReleaseReq
 from sglang_ext.worker.settings import WorkerSettings
 from sglang_ext.worker.transport import SharedMemory
 
 PROTOCOL = 1
 EXPORT_KEPT = 6  # times the transfer timeout that a block waits for its reader
-UNSUPPORTED = "unsupported"
 
 
 class HttpSide:
@@ -37,31 +37,30 @@ class HttpSide:
         self._manager = manager
         self._settings = settings
         self._transport = SharedMemory(settings.transfer_max_bytes)
-        self._waiting: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self._scheduler = Conversation(manager)
+        self._counters = LiftCounters()
         self._client: httpx.AsyncClient | None = None
         self._app: FastAPI | None = None
         args = manager.server_args
         folder = local_folder(args.model_path, args.revision)
         self._identity = ModelIdentity.from_folder(folder, args.chat_template)
         self._packs = [read_manifest(path) for path in settings.packs]
-        manager._result_dispatcher += TypeBasedDispatcher([(KVReply, self._on_reply)])
 
     def mount(self, app: FastAPI) -> None:
-        """Adds the routes. ADMIN_OPTIONAL: SGLang's admin key opens them where one is set, else its API key."""
+        """Adds the routes."""
         self._app = app
         for method, path, handler in (
             ("GET", "/kv/capabilities", self.capabilities),
+            ("GET", "/kv/counters", self.counters),
             ("POST", "/kv/export", self.export),
             ("POST", "/kv/lift", self.lift),
             ("POST", "/kv/release", self.release),
         ):
-            app.add_api_route(path, _guarded(handler), methods=[method], response_model=None)
+            app.add_api_route(path, guarded(handler), methods=[method], response_model=None)
 
     async def capabilities(self, _request: Request) -> dict[str, Any]:
         """Who this worker is and which packs it lifts with."""
-        from sglang.srt.entrypoints.http_server import get_global_state
-
-        scheduler = get_global_state().scheduler_info["kvlift"]
+        scheduler = _scheduler_info()
         return {
             "protocol": PROTOCOL,
             "model": self._manager.served_model_name,
@@ -73,13 +72,19 @@ class HttpSide:
             "context_length": self._manager.context_len,
             "packs": [self._describe(pack) for pack in self._packs],
             "transports": [self._transport.name],
+            "costs": scheduler["costs"],
         }
+
+    async def counters(self, _request: Request) -> dict[str, Any]:
+        """What this worker has done since it started (counters.py)."""
+        counted = await self._scheduler.ask(CountersReq(rid=_rid()), self._settings.transfer_timeout_s)
+        return {**counted, **asdict(self._counters)}
 
     async def export(self, request: Request) -> dict[str, Any]:
         """Publishes this worker's KV of a prefix of the given ids; the reader frees it."""
         body = ExportBody.model_validate(await request.json())
-        message = ExportReq(rid=_rid(), ids=body.input_ids, cache_salt=body.cache_salt)
-        answer = await self._ask(message, self._settings.transfer_timeout_s)
+        message = ExportReq(rid=_rid(), ids=body.input_ids, cache_salt=body.cache_salt, attention=body.attention)
+        answer = await self._scheduler.ask(message, self._settings.transfer_timeout_s)
         if "handle" in answer:  # a reader that dies before it comes must not hold this host's memory
             wait = EXPORT_KEPT * self._settings.transfer_timeout_s
             asyncio.get_running_loop().call_later(wait, self._transport.drop, answer["handle"])
@@ -91,7 +96,7 @@ class HttpSide:
         if body.handle is not None:
             self._transport.drop(body.handle)
         if body.lease is not None:
-            self._manager._dispatch_to_scheduler(ReleaseReq(rid=_rid(), lease=body.lease))
+            self._scheduler.tell(ReleaseReq(rid=_rid(), lease=body.lease))
         return {"released": True}
 
     async def lift(self, request: Request) -> dict[str, Any]:
@@ -99,51 +104,78 @@ class HttpSide:
         started = time.perf_counter()
         body = LiftBody.model_validate(await request.json())
         rho = self._settings.rho if body.rho is None else body.rho
+        try:
+            answer = {"choice": None, **await self._choose_and_lift(body, rho)}
+        except asyncio.CancelledError:
+            self._counters.lifts_failed += 1
+            raise
+        self._count(answer)
+        if answer["status"] == APPLIED:
+            answer["ms"]["total"] = (time.perf_counter() - started) * 1e3
+        asked = {"rho": rho if body.coverage is None else None, "coverage": body.coverage, "selector": body.selector}
+        return {**answer, **asked}
+
+    async def _choose_and_lift(self, body: LiftBody, rho: float) -> dict[str, Any]:
         ids = body.input_ids or self._render(body.request or {})
         try:
             self._check_prompt(ids)
-            pack = self._choose(body.pack)
+            pack = self._choose_pack(body.pack)
             pack.check_accepted(self._settings.acceptance_threshold, self._settings.allow_bench_pack)
         except KVLiftError as error:
-            return {"status": UNSUPPORTED, "reason": str(error), "rho": rho}
-        budget = budget_of(rho, body.coverage)
-        namespace = namespace_of(pack.weights_sha256, body.selector, budget, body.cache_salt)
+            return {"status": UNSUPPORTED, "reason": str(error)}
+        choice = self._choose(body, pack, len(ids), rho)
+        if choice.chosen == NATIVE:
+            return declined(choice)
         lease = _rid()
         timeout = body.timeout_s or self._settings.transfer_timeout_s
         try:
             async with asyncio.timeout(timeout):
-                answer = await self._export_and_lift(body, ids, pack, rho, namespace, lease)
+                answer = await self._export_and_lift(body, ids, pack, rho, lease)
         except TimeoutError:
             self._give_up(lease)
-            answer = {"status": FALLBACK, "reason": f"the lift took longer than {timeout} s"}
+            answer = fallback(f"the lift took longer than {timeout} s")
         except TransferError as error:
-            answer = {"status": FALLBACK, "reason": str(error)}
+            answer = fallback(str(error))
         except asyncio.CancelledError:
             self._give_up(lease)
             raise
-        if answer["status"] == "applied":
-            answer["namespace"] = namespace
-            answer["lease"] = lease
-            answer["ms"]["total"] = (time.perf_counter() - started) * 1e3
-        return {**answer, "rho": rho}
+        return {"choice": choice.model_dump(), **answer}
+
+    def _choose(self, body: LiftBody, pack: Manifest, length: int, rho: float) -> Choice:
+        """Before anybody is asked, and as if nothing of the prompt were here; the scheduler, which knows, confirms."""
+        costs = CostModel.model_validate(_scheduler_info()["costs"])
+        budget = rho if body.coverage is None else body.coverage
+        return costs.choose(pack.weights_sha256, length, budget, body.when == ALWAYS)
 
     async def _export_and_lift(
-        self, body: LiftBody, ids: list[int], pack: Manifest, rho: float, namespace: str, lease: str
+        self, body: LiftBody, ids: list[int], pack: Manifest, rho: float, lease: str
     ) -> dict[str, Any]:
         exported = await self._ask_source(body, ids)
         if exported["tokens"] == 0:
             raise TransferError(exported.get("reason") or "the source worker holds no KV of this prompt")
+        digest = pack.weights_sha256
+        namespace = namespace_of(digest, body.selector, budget_of(rho, body.coverage), body.cache_salt)
         message = LiftReq(
-            rid=lease, ids=ids, handle=exported["handle"], pack=pack.weights_sha256,
-            rho=rho, coverage=body.coverage, selector=body.selector, namespace=namespace, cache_salt=body.cache_salt, lease_s=body.lease_s or self._settings.lease_s, explain=body.explain,
+            rid=lease, ids=ids, handle=exported["handle"], pack=digest, rho=rho, coverage=body.coverage,
+            selector=body.selector, when=body.when, namespace=namespace, cache_salt=body.cache_salt,
+            lease_s=body.lease_s or self._settings.lease_s, explain=body.explain,
         )  # fmt: skip
         try:
-            answer = await self._ask(message, None)
+            answer = await self._scheduler.ask(message, None)
         finally:
             self._transport.drop(exported["handle"])
-        if answer["status"] == "applied":
+        if answer["status"] == APPLIED:
             answer["ms"].update(exported["ms"])
+            answer |= {"namespace": namespace, "lease": lease}
         return answer
+
+    def _count(self, answer: dict[str, Any]) -> None:
+        if answer["status"] == APPLIED:
+            self._counters.lifts += 1
+        elif answer["choice"] is not None and answer["choice"]["chosen"] == NATIVE:
+            self._counters.lifts_declined += 1
+        else:
+            self._counters.lifts_failed += 1
 
     async def _ask_source(self, body: LiftBody, ids: list[int]) -> dict[str, Any]:
         """The source's answer to /kv/export. Raises TransferError where it does not come."""
@@ -154,7 +186,7 @@ class HttpSide:
         try:
             reply = await self._client.post(
                 f"{source.url.rstrip('/')}/kv/export",
-                json={"input_ids": ids, "cache_salt": source.cache_salt},
+                json={"input_ids": ids, "cache_salt": source.cache_salt, "attention": needs_attention(body.selector)},
                 headers=headers,
             )
             reply.raise_for_status()
@@ -162,26 +194,8 @@ class HttpSide:
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise TransferError(f"the source worker at {source.url} did not export: {error!r}") from error
 
-    async def _ask(self, message: Any, timeout: float | None) -> dict[str, Any]:
-        """Sends a message to the scheduler and waits for its reply."""
-        # SGLang starts the loop that receives replies with its first request; ours may be that one.
-        self._manager.auto_create_handle_loop()
-        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._waiting[message.rid] = future
-        try:
-            self._manager._dispatch_to_scheduler(message)
-            async with asyncio.timeout(timeout):
-                return await future
-        finally:
-            del self._waiting[message.rid]
-
-    def _on_reply(self, reply: KVReply) -> None:
-        future = self._waiting.get(reply.rid)
-        if future is not None and not future.done():
-            future.set_result(reply.body)
-
     def _give_up(self, lease: str) -> None:
-        self._manager._dispatch_to_scheduler(ReleaseReq(rid=_rid(), lease=lease))
+        self._scheduler.tell(ReleaseReq(rid=_rid(), lease=lease))
 
     def _render(self, request: dict[str, Any]) -> list[int]:
         """Token ids of a chat request, through SGLang's own chat endpoint."""
@@ -198,7 +212,7 @@ class HttpSide:
         if len(ids) >= limit:
             raise TransferError(f"the prompt has {len(ids)} tokens; this worker's context holds {limit}")
 
-    def _choose(self, wanted: str | None) -> Manifest:
+    def _choose_pack(self, wanted: str | None) -> Manifest:
         chosen = [pack for pack in self._packs if wanted is None or wanted in (pack.name, pack.weights_sha256)]
         if len(chosen) != 1:
             asked = "no pack was named" if wanted is None else f"pack {wanted!r} is not loaded"
@@ -217,32 +231,11 @@ class HttpSide:
         }  # fmt: skip
 
 
-def _guarded(handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
-    """The handler as an endpoint: behind the admin key, with bad input as OpenAI's error JSON."""
+def _scheduler_info() -> dict[str, Any]:
+    """What the scheduler said of itself when it was ready (SchedulerSide.describe)."""
+    from sglang.srt.entrypoints.http_server import get_global_state
 
-    async def endpoint(request: Request) -> Any:
-        try:
-            return await handler(request)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            return _bad_request(f"{where}: {first['msg']}" if where else first["msg"], where or None)
-        except (ValueError, KVLiftError) as error:
-            return _bad_request(str(error), None)
-        except TimeoutError:
-            return _error(504, "the scheduler did not answer in time", None)
-
-    return auth_level(AuthLevel.ADMIN_OPTIONAL)(endpoint)
-
-
-def _bad_request(message: str, param: str | None) -> JSONResponse:
-    return _error(400, message, param)
-
-
-def _error(status: int, message: str, param: str | None) -> JSONResponse:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    error = {"message": message, "type": kind, "param": param, "code": status}
-    return JSONResponse({"error": error}, status_code=status)
+    return get_global_state().scheduler_info["kvlift"]
 
 
 def _rid() -> str:

@@ -1,68 +1,37 @@
-"""The lift: from a source block to a repaired, published prefix in this worker's tree."""
+"""The lift: from a source block to a repaired, published prefix in this worker's tree.
+
+A lift is queued, opened (fetch, check, map, score), repaired over one or more scheduler steps, and published.
+Between its steps it keeps its slots and the lock on what it builds upon, and nothing of it is in the tree.
+"""
 
 from __future__ import annotations
 
-import logging
+from collections import deque
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Iterator, Sequence
 
 import torch
 
 from sglang_ext.block import KVBlock
-from sglang_ext.errors import KVLiftError, PackError
-from sglang_ext.geometry import KVGeometry
-from sglang_ext.identity import digest_fields
+from sglang_ext.errors import PackError
 from sglang_ext.phases import Phases
 from sglang_ext.plan import Fill, FillKind, PrefillPlan, repaired
-from sglang_ext.rope import Rotation
 from sglang_ext.transfer.pack import Pack
-from sglang_ext.transfer.selectors import Budget, budget_of, scorer_named, top_positions
+from sglang_ext.transfer.selectors import RANK_DISAGREEMENT, budget_of, scorer_named, top_positions
+from sglang_ext.worker.answers import Answer, applied, declined, explain, fallback
+from sglang_ext.worker.cost import NATIVE, Choice, CostModel
+from sglang_ext.worker.counters import SchedulerCounters
 from sglang_ext.worker.executor import SGLangExecutor, Work
+from sglang_ext.worker.fill import Filler
 from sglang_ext.worker.leases import Leases
-from sglang_ext.worker.messages import LiftReq
-from sglang_ext.worker.pool import Pool, Prefix, Where
+from sglang_ext.worker.messages import ALWAYS, LiftReq
+from sglang_ext.worker.opened import OpenLift
+from sglang_ext.worker.pool import Pool, Where
 from sglang_ext.worker.transport import Transport
-
-logger = logging.getLogger(__name__)
-
-APPLIED = "applied"
-FALLBACK = "fallback_prefill"
-
-
-def namespace_of(pack_digest: str, selector: str, budget: Budget, cache_salt: str | None) -> str:
-    """Where KV lifted in this way lives. Never shared with native KV, another method or another salt."""
-    fields = [pack_digest, repr(budget), selector, "salted" if cache_salt else "", cache_salt or ""]
-    return "kvlift:" + digest_fields(fields)
-
-
-@dataclass
-class _Open:
-    """A lift between its fill and its insert. `keep` holds the lock on `held` until it is closed."""
-
-    request: LiftReq
-    where: Where
-    held: Prefix
-    fresh: torch.Tensor
-    plan: PrefillPlan
-    block_bytes: int
-    scores: torch.Tensor
-    phases: Phases
-    keep: ExitStack
-
-    @property
-    def end(self) -> int:
-        """Where the lifted prefix ends; SGLang's own batch computes what comes after it."""
-        return self.plan.fills[-1].stop
-
-    @property
-    def chosen(self) -> torch.Tensor:
-        """int64: the plan's positions to compute before the prefix is published."""
-        return self.plan.compute[self.plan.compute < self.end]
 
 
 class Lifter:
-    """Runs lifts on one scheduler's pool."""
+    """Runs lifts on one scheduler's pool, first come first served."""
 
     def __init__(
         self,
@@ -71,54 +40,121 @@ class Lifter:
         leases: Leases,
         transport: Transport,
         packs: dict[str, Pack],
-        geometry: KVGeometry,
+        filler: Filler,
+        costs: CostModel | None,
+        counters: SchedulerCounters,
+        most_at_once: int | None,
     ) -> None:
+        """costs: None where there is no pack to lift with; most_at_once: lifts in one batch, None for any number."""
         self._pool = pool
         self._executor = executor
         self._leases = leases
         self._transport = transport
         self._packs = packs
-        self._geometry = geometry
-        self._rotation = Rotation(geometry.rope, pool.device)
+        self._filler = filler
+        self._costs = costs
+        self._counters = counters
+        self._most_at_once = most_at_once
+        self._queued: deque[LiftReq] = deque()
+        self._open: list[OpenLift] = []
 
-    def run(self, requests: Sequence[LiftReq]) -> list[dict[str, Any]]:
-        """Lifts all requests with one repair forward; one answer each, in order.
+    @property
+    def busy(self) -> bool:
+        return bool(self._queued or self._open)
 
-        A lift that fails gives its slots back and answers `fallback_prefill` with the reason; the
-        others go on.
+    @property
+    def held_slots(self) -> int:
+        """Slots of open lifts: neither free nor in the tree."""
+        return sum(len(one.fresh) for one in self._open)
+
+    def queue(self, request: LiftReq) -> None:
+        self._queued.append(request)
+
+    def drop(self, lease: str) -> None:
+        """Gives up the queued or open lift of this lease, if there is one."""
+        for request in [request for request in self._queued if request.rid == lease]:
+            self._queued.remove(request)
+            self._transport.drop(request.handle)
+        for one in [one for one in self._open if one.request.rid == lease]:
+            self._close(one)
+
+    def drop_all(self) -> list[LiftReq]:
+        """Gives up everything; returns the requests, which are still to be answered."""
+        dropped = [*(one.request for one in self._open), *self._queued]
+        for request in dropped:
+            self.drop(request.rid)
+        return dropped
+
+    def advance(self, most_positions: int | None) -> list[tuple[LiftReq, Answer]]:
+        """Takes lifts on; returns those that have ended, with their answers.
+
+        most_positions: recompute so many in one batch and leave the rest for the next call; None goes on until
+        nothing is left. A lift that fails gives its slots back and answers `fallback_prefill` with the reason;
+        the others go on.
         """
-        answers: list[dict[str, Any] | None] = [None] * len(requests)
-        opened: dict[int, _Open] = {}
-        for index, request in enumerate(requests):
-            try:
-                one = self._open(request)
-            except Exception as error:
-                answers[index] = _fallback(error)
-                continue
-            if isinstance(one, dict):
-                answers[index] = one
-            else:
-                opened[index] = one
-        self._repair(list(opened.values()), answers, list(opened))
-        return [answer for answer in answers if answer is not None]
+        ended = self._one_batch(most_positions)
+        while self.busy and most_positions is None:
+            ended += self._one_batch(None)
+        return ended
 
-    def _open(self, request: LiftReq) -> _Open | dict[str, Any]:
-        """Fetches, checks, fills. The answer itself where everything is in the tree already."""
+    def _one_batch(self, most_positions: int | None) -> list[tuple[LiftReq, Answer]]:
+        ended: list[tuple[LiftReq, Answer]] = []
+        ours: list[OpenLift] = []
+        works: list[Work] = []
+        room = most_positions
+        # Those that are open come first: they hold slots.
+        waiting = iter(list(self._open))
+        while room != 0 and len(ours) != self._most_at_once:
+            one = next(waiting, None)
+            if one is None:
+                if not self._queued:
+                    break
+                request = self._queued.popleft()
+                opened = self._try_open(request)
+                if not isinstance(opened, OpenLift):
+                    ended.append((request, opened))
+                    continue
+                one = opened
+                self._open.append(one)
+            ours.append(one)
+            work = one.take(len(one.chosen) if room is None else room)
+            if work is not None:
+                works.append(work)
+                room = None if room is None else room - len(work.positions)
+        failure = self._repair(ours, works)
+        for one in ours:
+            if failure is not None:
+                self._close(one)
+                ended.append((one.request, failure))
+            elif one.done == len(one.chosen):
+                ended.append((one.request, self._publish(one)))
+        return ended
+
+    def _try_open(self, request: LiftReq) -> OpenLift | Answer:
+        try:
+            return self._open_lift(request)
+        except Exception as error:
+            return fallback(explain(error))
+
+    def _open_lift(self, request: LiftReq) -> OpenLift | Answer:
+        """Fetches, checks, fills. The answer itself where that is all, or where the lift is declined."""
         phases = Phases()
         pack = self._pack(request.pack)
         with phases("transfer"):
             block = self._fetch(request, pack)
         where = Where(namespace=request.namespace)
         end = self._pool.page_floor(min(len(block), len(request.ids) - 1))
-        ids = request.ids[:end]
-        held = self._pool.match(ids, where)
-        native = self._pool.match(ids, Where(cache_salt=request.cache_salt))
+        held = self._pool.match(request.ids[:end], where)
+        native = self._pool.match(request.ids[:end], Where(cache_salt=request.cache_salt))
+        choice = self._choose(request, native.length, held.length)
+        if choice.chosen == NATIVE:
+            return declined(choice)
         with ExitStack() as keep:
             keep.enter_context(self._pool.locked(held))
             if held.length >= end:
                 if held.length:
                     self._leases.take(request.rid, held.node, request.namespace, request.lease_s)
-                return _answer(request, held.length, 0, 0, block.nbytes, phases)
+                return applied(len(request.ids), held.length, 0, 0, block.nbytes, phases, choice)
             with self._pool.locked(native):
                 fresh = self._pool.allocate(end - held.length)
                 try:
@@ -127,14 +163,18 @@ class Lifter:
                     copied = start - held.length
                     with phases("write"):
                         self._pool.copy(native.slots[held.length : start], fresh[:copied])
-                    scores = self._fill(request, block.span(0, end), start, fresh[copied:], pack, phases)
+                    scores, fill = self._score(request, block.span(0, end), start, fresh[copied:], pack, phases)
                     with phases("score"):
                         budget = budget_of(request.rho, request.coverage)
                         plan = _plan(len(request.ids), start, end, top_positions(scores, budget).cpu())
+                    if int(plan.compute[0]) >= end:
+                        deque(fill, maxlen=0)  # no forward will advance it
                 except Exception:
                     self._pool.free(fresh)
                     raise
-            return _Open(request, where, held, fresh, plan, block.nbytes, scores, phases, keep.pop_all())
+            return OpenLift(
+                request, where, held, fresh, plan, block.nbytes, scores, fill, phases, choice, keep.pop_all()
+            )
 
     def _fetch(self, request: LiftReq, pack: Pack) -> KVBlock:
         """The source's block, on the pool's device, once it is known to be of this prompt and this pack."""
@@ -144,58 +184,67 @@ class Lifter:
         block.check_finite()
         return block.to(self._pool.device)
 
-    def _fill(
+    def _choose(self, request: LiftReq, cached: int, held: int) -> Choice:
+        assert self._costs is not None, "a worker with a pack has measured its costs"
+        budget = request.rho if request.coverage is None else request.coverage
+        return self._costs.choose(request.pack, len(request.ids), budget, request.when == ALWAYS, cached, held)
+
+    def _score(
         self, request: LiftReq, span: KVBlock, start: int, slots: torch.Tensor, pack: Pack, phases: Phases
-    ) -> torch.Tensor:
-        """Writes the span from position `start` on, and scores all of it unless nothing is left to lift.
+    ) -> tuple[torch.Tensor, Iterator[torch.Tensor]]:
+        """The scores of the whole span, unless nothing is left to lift, and the layers still to be written.
 
         The budget is a share of the prompt, whatever part of it is here already: content mostly comes
         after the template that prompts share, and a share of the rest alone would starve it.
         """
         if start == len(span):
-            return torch.zeros(start, device=self._pool.device)
+            return torch.zeros(start, device=self._pool.device), iter(())
         scorer = scorer_named(request.selector)
-        shape = (len(span) - start, self._geometry.kv_heads, self._geometry.head_dim)
-        turn = self._rotation.at(torch.arange(start, len(span), device=self._pool.device))
-        disagreement = []
-        for layer, keys, values, outside in pack.maps.predict(span, phases):
-            with phases("write"):
-                self._pool.write(layer, slots, turn.rotate(keys[start:].view(shape)), values[start:].view(shape))
-            disagreement.append(outside)
-        return scorer(span, torch.stack(disagreement))
+        layers = self._filler.layers(pack.maps, span, start, slots, phases)
+        if request.selector == RANK_DISAGREEMENT:
+            return scorer(span, torch.stack(list(layers))), iter(())
+        # The other selectors read no prediction: the repair maps each layer when it comes to it, or before.
+        return scorer(span, torch.empty(0, len(span), device=self._pool.device)), layers
 
-    def _repair(self, opened: list[_Open], answers: list[dict[str, Any] | None], order: list[int]) -> None:
-        if not opened:
-            return
-        together = Phases()
+    def _repair(self, ours: Sequence[OpenLift], works: Sequence[Work]) -> Answer | None:
+        """Runs the works as one batch. Returns the answer for all of `ours` where it failed."""
+        if not works:
+            return None
+        together, mapped = Phases(), _phases_ms(ours)
         try:
             with together("recompute"):
-                self._executor.compute([_work(one) for one in opened if len(one.chosen)])
+                forwards = self._executor.compute(works)
         except Exception as error:
-            for index, one in zip(order, opened):
-                with one.keep:
-                    self._pool.free(one.fresh)
-                answers[index] = _fallback(error)
-            return
-        for index, one in zip(order, opened):
-            one.phases.ms.update(together.ms)
-            with one.keep:
-                answers[index] = self._publish(one)
+            return fallback(explain(error))
+        mapped = _phases_ms(ours) - mapped  # inside the forward, where it did not wait for the map
+        for one in ours:
+            one.phases.ms["recompute"] = one.phases.ms.get("recompute", 0.0) + together.ms["recompute"] - mapped
+        self._counters.lift_batches += forwards
+        self._counters.recomputed_positions += sum(len(work.positions) for work in works)
+        return None
 
-    def _publish(self, one: _Open) -> dict[str, Any]:
+    def _publish(self, one: OpenLift) -> Answer:
         request = one.request
-        with one.phases("insert"):
+        self._open.remove(one)
+        with one.keep, one.phases("insert"):
             try:
                 node = self._pool.insert(request.ids[: one.end], one.where, one.held, one.fresh)
             except Exception as error:
                 self._pool.free(one.fresh)
-                return _fallback(error)
+                return fallback(explain(error))
             self._leases.take(request.rid, node, request.namespace, request.lease_s)
         prefix = len(one.plan.fills[0])
-        answer = _answer(request, prefix, one.end - prefix, len(one.chosen), one.block_bytes, one.phases)
+        counts = len(request.ids), prefix, one.end - prefix, len(one.chosen)
+        answer = applied(*counts, one.block_bytes, one.phases, one.choice)
         if request.explain:
             answer["explain"] = {"positions": one.chosen.tolist(), "scores": one.scores.tolist()}
         return answer
+
+    def _close(self, one: OpenLift) -> None:
+        """Gives up an open lift: its slots and its lock."""
+        self._open.remove(one)
+        with one.keep:
+            self._pool.free(one.fresh)
 
     def _pack(self, digest: str) -> Pack:
         try:
@@ -210,32 +259,5 @@ def _plan(length: int, start: int, end: int, ranked: torch.Tensor) -> PrefillPla
     return repaired(length, fills, ranked[ranked >= start])
 
 
-def _work(one: _Open) -> Work:
-    slots = torch.cat([one.held.slots, one.fresh])
-    return Work(torch.tensor(one.request.ids)[one.chosen], one.chosen.to(slots.device), slots)
-
-
-def _answer(
-    request: LiftReq, prefix: int, lifted: int, recomputed: int, nbytes: int, phases: Phases
-) -> dict[str, Any]:
-    if prefix + lifted == 0:
-        return {"status": FALLBACK, "reason": "nothing to lift: the prompt has less than one page before its last token"}
-    return {
-        "status": APPLIED,
-        "reason": None,
-        "tokens": {"prompt": len(request.ids), "prefix": prefix, "lifted": lifted, "recomputed": recomputed},
-        "bytes": nbytes,
-        "ms": dict(phases.ms),
-    }
-
-
-def _fallback(error: Exception) -> dict[str, Any]:
-    return {"status": FALLBACK, "reason": explain(error)}
-
-
-def explain(error: Exception) -> str:
-    """The reason to answer with. A failure costs a native prefill, never the scheduler; one that
-    kvlift did not raise itself is also logged in full."""
-    if not isinstance(error, KVLiftError):
-        logger.error("kvlift: an unexpected failure", exc_info=error)
-    return f"{type(error).__name__}: {error}"
+def _phases_ms(lifts: Sequence[OpenLift]) -> float:
+    return sum(sum(one.phases.ms.values()) for one in lifts)

@@ -7,9 +7,15 @@ from typing import Any, Dict, List, Optional
 from sglang.srt.managers import io_struct
 from sglang.srt.managers.io_struct import BaseReq
 
+ALWAYS = "always"
+"""`LiftReq.when`: lift in any case. Otherwise only where that is expected to be faster than a native prefill."""
+
 
 class ExportReq(BaseReq, tag=True, kw_only=True, array_like=True):
-    """Publish the KV of the longest cached prefix of `ids` that is native under `cache_salt`."""
+    """Publish the KV of the longest cached prefix of `ids` that is native under `cache_salt`.
+
+    attention: with what its tokens received of the model's attention.
+    """
 
     ids: List[int]
     cache_salt: Optional[str] = None
@@ -25,6 +31,7 @@ class LiftReq(BaseReq, tag=True, kw_only=True, array_like=True):
     rho: float
     coverage: Optional[float] = None
     selector: str
+    when: str
     namespace: str
     cache_salt: Optional[str] = None
     lease_s: float
@@ -32,9 +39,13 @@ class LiftReq(BaseReq, tag=True, kw_only=True, array_like=True):
 
 
 class ReleaseReq(BaseReq, tag=True, kw_only=True, array_like=True):
-    """Give up the lease, or the queued lift, of the request `lease`."""
+    """Give up the lease, or the queued or open lift, of the request `lease`."""
 
     lease: str
+
+
+class CountersReq(BaseReq, tag=True, kw_only=True, array_like=True):
+    """Say what the scheduler has counted since it started."""
 
 
 class KVReply(BaseReq, tag=True, kw_only=True, array_like=True):
@@ -45,4 +56,4 @@ class KVReply(BaseReq, tag=True, kw_only=True, array_like=True):
 
 def register() -> None:
     """Teaches SGLang's wire format these types. Call once in every process that sends or receives them."""
-    io_struct.hook_custom_types(ExportReq, LiftReq, ReleaseReq, KVReply)
+    io_struct.hook_custom_types(ExportReq, LiftReq, ReleaseReq, CountersReq, KVReply)

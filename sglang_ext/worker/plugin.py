@@ -17,7 +17,7 @@ from sglang_ext.worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
-_SIDE = "kvlift"  # the attribute of SGLang's Scheduler and TokenizerManager that holds our half
+_SIDE = "kvlift"  # the attribute of SGLang's Scheduler, tree and TokenizerManager that holds our half
 
 
 def activate() -> None:
@@ -50,6 +50,9 @@ def _register_hooks() -> None:
         (_describe, HookType.AFTER),
         (_open_http_side, HookType.AFTER),
         (extend_with_frontier, HookType.AROUND),
+        (_before_batch, HookType.BEFORE),
+        (_idle, HookType.AFTER),
+        (_held_tokens, HookType.AFTER),
     ), strict=True))  # fmt: skip
     for target, (hook, kind) in hooks.items():
         HookRegistry.register(target, hook, kind)
@@ -63,6 +66,7 @@ def _open_scheduler_side(_result: Any, scheduler: Any) -> None:
     checks.require(checks.live_checks())
     side = SchedulerSide(scheduler, WorkerSettings.published())
     setattr(scheduler, _SIDE, side)
+    setattr(scheduler.tree_cache, _SIDE, side)  # SGLang's accounting knows the tree, not the scheduler
     scheduler._request_dispatcher += TypeBasedDispatcher(side.routes())
     logger.info("kvlift: live in scheduler process %d", os.getpid())
 
@@ -73,6 +77,19 @@ def _step(_result: Any, scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
 
 def _before_flush(scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
     getattr(scheduler, _SIDE).before_flush()
+
+
+def _before_batch(scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> None:
+    getattr(scheduler, _SIDE).counters.count_batch(batch)
+
+
+def _idle(idle: bool, scheduler: Any, *_args: Any, **_kwargs: Any) -> bool:
+    return idle and not getattr(scheduler, _SIDE).busy
+
+
+def _held_tokens(held: int, observer: Any) -> int:
+    """SGLang's memory checks count what sessions hold outside the tree; open lifts hold theirs so, too."""
+    return held + int(getattr(observer.tree_cache, _SIDE).held_slots)
 
 
 def _describe(info: dict[str, Any], scheduler: Any) -> dict[str, Any]:

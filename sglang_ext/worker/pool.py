@@ -36,6 +36,7 @@ class Pool:
     def __init__(self, scheduler: Any, geometry: KVGeometry) -> None:
         self.tree = scheduler.tree_cache
         self.page_size: int = scheduler.page_size
+        self.capacity: int = scheduler.max_total_num_tokens
         self._allocator = scheduler.token_to_kv_pool_allocator
         self._kv = self._allocator.get_kvcache()
         _check_layout(self._kv, geometry)
@@ -80,6 +81,15 @@ class Pool:
 
     def free(self, slots: torch.Tensor) -> None:
         self._allocator.free(slots)
+
+    @contextmanager
+    def borrowed(self, count: int) -> Iterator[torch.Tensor]:
+        """At least `count` slots for the length of the block, as `allocate` gives them."""
+        slots = self.allocate(-(-count // self.page_size) * self.page_size)
+        try:
+            yield slots
+        finally:
+            self.free(slots)
 
     def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of keys (rotated) and values at `slots`: [layers, n, kv_heads, head_dim]."""

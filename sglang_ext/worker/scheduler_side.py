@@ -1,26 +1,35 @@
-"""The plugin inside the scheduler process: exports at once, lifts together once per step."""
+"""The plugin inside the scheduler process: exports at once, lifts together, a batch per step."""
 
 from __future__ import annotations
 
 import logging
 import os
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, Iterator
+
+import torch
 
 from sglang_ext.block import KVBlock
 from sglang_ext.errors import KVLiftError
 from sglang_ext.geometry import KVGeometry
 from sglang_ext.hub import local_folder
 from sglang_ext.identity import ModelIdentity
+from sglang_ext.offline.executor import LAST_QUERIES
 from sglang_ext.phases import Phases
 from sglang_ext.rope import Rotation
-from sglang_ext.worker.checks import check_rope
 from sglang_ext.transfer.pack import Pack
+from sglang_ext.worker.answers import explain, fallback
+from sglang_ext.worker.checks import check_rope
+from sglang_ext.worker.cost import CostModel
+from sglang_ext.worker.counters import SchedulerCounters
 from sglang_ext.worker.executor import SGLangExecutor
+from sglang_ext.worker.fill import Filler
 from sglang_ext.worker.leases import Leases
-from sglang_ext.worker.lifting import FALLBACK, Lifter, explain
-from sglang_ext.worker.messages import ExportReq, KVReply, LiftReq, ReleaseReq
-from sglang_ext.worker.pool import Pool, Where
+from sglang_ext.worker.lifting import Lifter
+from sglang_ext.worker.measure import measure
+from sglang_ext.worker.messages import CountersReq, ExportReq, KVReply, LiftReq, ReleaseReq
+from sglang_ext.worker.pool import Pool, Prefix, Where
 from sglang_ext.worker.settings import WorkerSettings
 from sglang_ext.worker.transport import SharedMemory
 
@@ -39,23 +48,37 @@ class SchedulerSide:
         self._rotation = Rotation(self.geometry.rope, self._pool.device)
         check_rope(scheduler.tp_worker.model_runner.model, self._rotation)
         self._transport = SharedMemory(settings.transfer_max_bytes)
-        self._leases = Leases(scheduler.tree_cache)
-        self._lifter = Lifter(
-            self._pool,
-            SGLangExecutor(scheduler.tp_worker.model_runner, scheduler.chunked_prefill_size or scheduler.max_prefill_tokens),
-            self._leases,
-            self._transport,
-            self._usable_packs(settings),
-            self.geometry,
-        )  # fmt: skip
-        self._queued: list[LiftReq] = []
         freed = self._transport.sweep()
         if freed:
             logger.info("kvlift: freed %d blocks that dead workers left in shared memory", freed)
+        self._leases = Leases(scheduler.tree_cache)
+        self.counters = SchedulerCounters()
+        chunk = scheduler.chunked_prefill_size or scheduler.max_prefill_tokens
+        self._recompute_tokens = settings.recompute_tokens or chunk
+        self._executor = SGLangExecutor(scheduler.tp_worker.model_runner, chunk)
+        filler, packs = Filler(self._pool, self.geometry), self._usable_packs(settings)
+        self._costs = self._measure(filler, packs) if packs else None
+        self._lifter = Lifter(
+            self._pool, self._executor, self._leases, self._transport, packs, filler, self._costs, self.counters,
+            scheduler.server_args.prefill_max_requests or None,
+        )  # fmt: skip
 
     def routes(self) -> list[tuple[type, Any]]:
         """Message types and their handlers, for SGLang's dispatcher."""
-        return [(ExportReq, self.export), (LiftReq, self.queue), (ReleaseReq, self.release)]
+        return [
+            (ExportReq, self.export), (LiftReq, self._lifter.queue), (ReleaseReq, self.release),
+            (CountersReq, self.count),
+        ]  # fmt: skip
+
+    @property
+    def busy(self) -> bool:
+        """Whether a lift waits or is open: SGLang must not go to sleep, nor think its pool whole."""
+        return self._lifter.busy
+
+    @property
+    def held_slots(self) -> int:
+        """Slots that are neither free nor in the tree nor a request's."""
+        return self._lifter.held_slots
 
     def export(self, request: ExportReq) -> KVReply:
         """Publishes the longest cached native prefix of the request's ids as a block."""
@@ -65,48 +88,49 @@ class SchedulerSide:
                 prefix = self._pool.match(request.ids, Where(cache_salt=request.cache_salt))
                 if prefix.length == 0:
                     return KVReply(rid=request.rid, body={"tokens": 0})
+                ids = request.ids[: prefix.length]
                 with self._pool.locked(prefix):
                     keys, values = self._pool.read(prefix.slots)
+                    attention = self._attention(ids, prefix) if request.attention else None
                 block = KVBlock.from_rotated(
-                    request.ids[: prefix.length], keys, values, self._rotation, self.geometry, self.identity
+                    ids, keys, values, self._rotation, self.geometry, self.identity, attention=attention
                 )
                 handle = self._transport.publish(block)
         except Exception as error:
             return KVReply(rid=request.rid, body={"tokens": 0, "reason": explain(error)})
+        self.counters.exported_bytes += block.nbytes
         body = {"tokens": len(block), "handle": handle, "bytes": block.nbytes, "ms": phases.ms}
         return KVReply(rid=request.rid, body=body)
 
-    def queue(self, request: LiftReq) -> None:
-        """Keeps a lift for this step's joint repair; it is answered at the end of `step`."""
-        self._queued.append(request)
-
     def release(self, request: ReleaseReq) -> None:
         """Drops a lease, or a lift that its client no longer waits for."""
-        dropped = [lift for lift in self._queued if lift.rid == request.lease]
-        self._queued = [lift for lift in self._queued if lift.rid != request.lease]
-        for lift in dropped:
-            self._transport.drop(lift.handle)
+        self._lifter.drop(request.lease)
         self._leases.release(request.lease)
 
+    def count(self, request: CountersReq) -> KVReply:
+        """The counters' values."""
+        return KVReply(rid=request.rid, body=asdict(self.counters))
+
     def step(self) -> None:
-        """Once per scheduler step: expire leases, run every queued lift, answer."""
+        """Once per scheduler step: expire leases, take the lifts on, answer those that have ended.
+
+        While requests run, lifts recompute a limited number of positions a step, so that decodes wait no longer
+        for a lift than for one chunk of a native prefill. The map of a lift is not divided.
+        """
         self._leases.tick(request.extra_key for request in self._scheduler.waiting_queue)
-        if not self._queued:
+        if not self._lifter.busy:
             return
-        queued, self._queued = self._queued, []
         with self._forward_stream():
-            answers = self._lifter.run(queued)
-        for request, answer in zip(queued, answers, strict=True):
+            ended = self._lifter.advance(self._recompute_tokens if self._others_run() else None)
+        for request, answer in ended:
             self._scheduler.send_control_output(KVReply(rid=request.rid, body=answer), request)
 
     def before_flush(self) -> None:
-        """Leases must not outlive the tree they lock."""
+        """Leases and open lifts must not outlive the tree that they lock."""
         self._leases.release_all()
-        for request in self._queued:
-            self._transport.drop(request.handle)
-            answer = {"status": FALLBACK, "reason": "the worker's cache was flushed"}
+        for request in self._lifter.drop_all():
+            answer = fallback("the worker's cache was flushed")
             self._scheduler.send_control_output(KVReply(rid=request.rid, body=answer), request)
-        self._queued = []
 
     def describe(self) -> dict[str, Any]:
         """What the HTTP process reports of this scheduler."""
@@ -115,7 +139,25 @@ class SchedulerSide:
             "identity": self.identity.to_json(),
             "geometry": self.geometry.to_json(),
             "page_size": self._pool.page_size,
+            "costs": None if self._costs is None else self._costs.model_dump(),
         }
+
+    def _attention(self, ids: list[int], prefix: Prefix) -> torch.Tensor:
+        # Whatever the queries' forward writes goes to slots of its own: the prefix may be in use.
+        with self._pool.borrowed(min(LAST_QUERIES, len(ids))) as scratch:
+            return self._executor.attention_received(torch.tensor(ids), prefix.slots, scratch)
+
+    def _others_run(self) -> bool:
+        """Whether SGLang has requests under way that have not finished."""
+        batches = (self._scheduler.running_batch, self._scheduler.last_batch)
+        return any(not request.finished() for batch in batches if batch is not None for request in batch.reqs)
+
+    def _measure(self, filler: Filler, packs: dict[str, Pack]) -> CostModel:
+        limit = self._scheduler.max_req_input_len
+        with torch.no_grad(), self._forward_stream():
+            costs = measure(self._pool, self._executor, self._transport, filler, packs, limit)
+        logger.info("kvlift: measured costs, in ms: %s", costs.model_dump())
+        return costs
 
     def _usable_packs(self, settings: WorkerSettings) -> dict[str, Pack]:
         packs = {}

@@ -18,6 +18,9 @@ class WorkerSettings(BaseModel):
     allow_bench_pack: bool = Field(False, description="also use packs of random weights, for measuring")
     acceptance_threshold: float = Field(0.8, ge=0, le=1, description="least recovered share of an acceptance record")
     rho: float = Field(0.3, ge=0, le=1, description="budget where a request names none")
+    recompute_tokens: int | None = Field(
+        None, gt=0, description="positions that lifts recompute in one step while decodes run; None: SGLang's chunk"
+    )
     lease_s: float = Field(10.0, gt=0, description="seconds that a lifted prefix stays locked for its request")
     transfer_timeout_s: float = Field(5.0, gt=0, description="seconds for export, transfer and lift together")
     transfer_max_bytes: int = Field(4 << 30, gt=0, description="largest block that is exported")

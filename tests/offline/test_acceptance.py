@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sglang_ext.offline.acceptance import CONTINUATION, measure
+from sglang_ext.errors import CalibrationError, PlanError
+from sglang_ext.offline.acceptance import CONTINUATION, Repair, measure, source_block
 from sglang_ext.transfer.pack import Acceptance
 from tests.kv.builders import one_thread  # noqa: F401
 from tests.kv.models import executor, noise_maps, prompts, random_model
@@ -22,10 +23,10 @@ class Stage:
         self.source = executor("llama", seed=4, layers=2)
         self.maps = noise_maps(self.source.geometry, self.target.geometry)
 
-    def measure(self, batch: list[list[int]], rho: float, ticks: list | None = None) -> Acceptance:
-        blocks = [self.source.block(row, ids) for row, ids in zip(self.source.prefill(batch)[0], batch)]
+    def measure(self, batch: list[list[int]], rho: float, ticks: list | None = None, **repair) -> Acceptance:
         seen = [] if ticks is None else ticks
-        return measure(self.target, batch, blocks, self.maps, rho, lambda: seen.append(None))
+        chosen = Repair(rho=rho, **repair)
+        return measure(self.source, self.target, batch, self.maps, chosen, lambda: seen.append(None))
 
     @torch.inference_mode()
     def forced(self, ids: list[int], answer: list[int]) -> torch.Tensor:
@@ -113,3 +114,49 @@ def test_the_record_says_how_it_was_made(stage, batch):
 
 def test_it_measures_the_same_each_time(stage, batch):
     assert stage.measure(batch, 0.3) == stage.measure(batch, 0.3)
+
+
+@pytest.mark.parametrize("selector", ["rank_disagreement", "random", "random:7", "source_attention"])
+def test_every_selector_of_the_worker_can_be_measured(stage, batch, selector):
+    record = stage.measure(batch, 0.4, selector=selector)
+    assert (record.selector, record.rho, record.coverage) == (selector, 0.4, None)
+    assert record.target.agreement == 1.0
+    assert stage.measure(batch, 1.0, selector=selector).lifted.agreement == 1.0
+
+
+def test_selectors_repair_different_positions(stage, batch):
+    kls = [stage.measure(batch, 0.4, selector=name).lifted.kl for name in ("rank_disagreement", "random:1", "random:2")]
+    assert len(set(kls)) == 3
+
+
+def test_a_coverage_chooses_rho_prompt_by_prompt_and_the_record_says_the_mean(stage, batch):
+    nothing, some, all_of_it = (stage.measure(batch, 0.3, coverage=share) for share in (0.0, 0.6, 1.0))
+    assert nothing.rho == pytest.approx(sum(1 / len(ids) for ids in batch) / len(batch), abs=1e-4)
+    assert nothing.rho < some.rho < all_of_it.rho == 1.0
+    assert (some.coverage, some.selector) == (0.6, "rank_disagreement")
+    assert all_of_it.lifted.agreement == 1.0
+
+
+def test_a_block_carries_attention_only_for_the_selector_that_reads_it(stage, batch):
+    assert source_block(stage.source, batch[0], "rank_disagreement").attention is None
+    attention = source_block(stage.source, batch[0], "source_attention").attention
+    assert attention.shape == (len(batch[0]),) and float(attention.sum()) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_selector_that_is_not_known_is_refused_before_anything_runs():
+    with pytest.raises(PlanError, match="'gut_feeling' is not known"):
+        Repair(selector="gut_feeling")
+
+
+def test_one_prompt_alone_is_refused(stage, batch):
+    with pytest.raises(CalibrationError, match="1 prompts.*at least 2"):
+        stage.measure(batch[:1], 0.3)
+
+
+def test_each_prompt_is_lifted_from_its_own_block(stage, batch):
+    """The neighbours stay the same when the list begins elsewhere, and so does every arm."""
+    once, again = stage.measure(batch, 0.3), stage.measure([*batch[1:], batch[0]], 0.3)
+    for arm in ("lifted", "wrong_prompt", "no_context"):
+        assert getattr(again, arm).agreement == getattr(once, arm).agreement
+        assert getattr(again, arm).kl == pytest.approx(getattr(once, arm).kl, abs=1e-4)
+    assert again.attention_cosine == pytest.approx(once.attention_cosine, abs=2e-4)

@@ -11,8 +11,11 @@ import torch
 
 from sglang_ext.errors import CalibrationError
 from sglang_ext.identity import ModelIdentity
-from sglang_ext.offline.calibrate import BATCH, HELD_OUT_EVERY, Progress, Settings, calibrate
+from sglang_ext.offline.acceptance import Repair
+from sglang_ext.offline.calibrate import calibrate
+from sglang_ext.offline.collect import BATCH, HELD_OUT_EVERY
 from sglang_ext.offline.executor import TransformersExecutor
+from sglang_ext.offline.settings import Progress, Settings
 from sglang_ext.transfer.pack import Pack
 from tests.kv.builders import one_thread  # noqa: F401
 from tests.kv.models import model_folder, prompts
@@ -41,8 +44,13 @@ def pair(folders):
     return tuple(TransformersExecutor.from_folder(folder) for folder in folders)
 
 
-def make(pair, corpus=CORPUS, progress=None, **settings) -> Pack:
+def make_all(pair, corpus=CORPUS, progress=None, **settings) -> dict[str, Pack]:
     return calibrate(*pair, NAMES, "some words", iter(corpus), replace(SETTINGS, **settings), progress or Progress())
+
+
+def make(pair, corpus=CORPUS, progress=None, **settings) -> Pack:
+    [pack] = make_all(pair, corpus, progress, **settings).values()
+    return pack
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +187,7 @@ def test_models_that_render_differently_are_refused(folders, pair, tmp_path, fil
 
 def test_an_empty_corpus_is_refused(pair):
     for nothing in ([], [[1]]):
-        with pytest.raises(CalibrationError, match="no prompts"):
+        with pytest.raises(CalibrationError, match="some words holds no prompts"):
             make(pair, nothing)
 
 
@@ -193,17 +201,73 @@ def test_too_few_tokens_are_refused(pair):
         make(pair, [ids[:2] for ids in CORPUS[:10]])
 
 
-@pytest.mark.parametrize(("settings", "message"), [({"k": 3}, "k = 3.*source has 2"), ({"rank": 33}, "rank 33")])
-def test_settings_that_do_not_fit_the_models_are_refused(pair, settings, message):
+class NothingRuns(TransformersExecutor):
+    """A model that may be asked what it is, but not to compute."""
+
+    def compute(self, work, probe=None):
+        raise AssertionError("the pass began")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"k": 3}, "k = 3.*source has 2"),
+        ({"rank": 33}, "rank 33.*d_t = 32"),
+        ({"structures": ("full", "head")}, "source has 1 KV heads and the target 2"),
+        ({"accept_prompts": 1}, "accept_prompts is 1.*at least 2"),
+    ],
+)
+def test_settings_that_do_not_fit_the_models_are_refused_before_the_pass(pair, settings, message):
+    still = tuple(NothingRuns(one.model, one.identity) for one in pair)
     with pytest.raises(CalibrationError, match=message):
-        make(pair, **settings)
+        make(still, **settings)
+    with pytest.raises(AssertionError, match="the pass began"):
+        make(still)
 
 
-def test_a_model_that_gives_nan_is_refused(folders, pair):
+@pytest.mark.parametrize("held_out", [False, True])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_a_cache_that_is_not_finite_is_refused_with_model_and_prompt(folders, pair, held_out, number):
+    """Only one word of the vocabulary is broken, and only one prompt holds it."""
     broken = TransformersExecutor.from_folder(folders[1])
-    broken.model.model.layers[1].self_attn.v_proj.weight.data[0, 0] = torch.nan
-    with pytest.raises(CalibrationError, match="NaN"):
-        make((pair[0], broken))
+    word, at = 950, 29 if held_out else 24  # prompt 30 is held out
+    broken.model.model.embed_tokens.weight.data[word] = number
+    corpus = [[*ids[:-1], word] if n == at else ids for n, ids in enumerate(CORPUS)]
+    with pytest.raises(CalibrationError, match=f"prompt {at + 1} of the corpus, model large: .*NaN or infinite"):
+        make((pair[0], broken), corpus, tokens=100_000, stride=3)
+
+
+def test_several_structures_are_those_of_one_structure_each(folders, pair, tmp_path):
+    """One pass, and the pack of each structure is the one that it alone would have given."""
+    same_heads = TransformersExecutor.from_folder(model_folder(tmp_path / "model", "qwen3", 0, layers=2, kv_heads=2))
+    models = (same_heads, pair[1])
+    both = make_all(models, structures=("full", "head"))
+    assert list(both) == ["full", "head"]
+    for structure, pack in both.items():
+        alone = make(models, structures=(structure,))
+        assert pack.manifest.name == f"pack-{structure}"
+        assert alone.manifest == pack.manifest.model_copy(update={"name": "pack"})
+        assert weights_of(alone, tmp_path / "alone") == weights_of(pack, tmp_path / structure)
+        assert Pack.load(tmp_path / structure).maps.structure == structure
+    assert both["full"].manifest.acceptance != both["head"].manifest.acceptance
+
+
+def test_the_acceptance_is_measured_with_the_repair_that_was_asked_for(pair):
+    record = make(pair, repair=Repair("source_attention", rho=0.5)).manifest.acceptance
+    assert (record.selector, record.rho, record.coverage) == ("source_attention", 0.5, None)
+    assert make(pair, repair=Repair(coverage=1.0)).manifest.acceptance.rho == 1.0
+
+
+def test_prompts_that_are_left_out_are_counted(pair):
+    class Seen(Progress):
+        count = 0
+
+        def left_out(self, prompts):
+            self.count += prompts
+
+    seen = Seen()
+    make(pair, [[], *CORPUS, [7]], seen)
+    assert seen.count == 2
 
 
 def test_progress_rises_to_what_was_wanted(pair):

@@ -49,6 +49,9 @@ def test_an_empty_file_holds_no_records(corpus):
         ('{"text": null}', "text"),
         ('{"messages": "hello"}', "messages"),
         ('{"messages": []}', "messages"),
+        ('{"messages": ["hello"]}', "a message must be an object with `role` and `content`, found 'hello'"),
+        ('{"messages": [{"role": "user"}]}', "a message must be an object"),
+        ('{"messages": [{"role": 1, "content": "a"}]}', "a message must be an object"),
     ],
 )
 def test_a_bad_line_is_named_by_file_and_line(corpus, line, reason):
@@ -92,3 +95,10 @@ def test_messages_are_encoded_as_a_worker_renders_them():
 
 def test_text_is_encoded_as_it_is():
     assert encode(tokenizer(), {"text": "one two"}) == tokenizer().encode("one two")
+
+
+def test_messages_that_the_template_refuses_are_shown():
+    picky = tokenizer.__wrapped__()
+    picky.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(CalibrationError, match="template refuses .*'two'.*: roles must alternate"):
+        encode(picky, GOOD[1])

@@ -73,7 +73,7 @@ def qwen():
 def own_map(ours: TransformersExecutor):
     """The map of a model onto itself, fitted on its own KV: the identity."""
     g = ours.geometry
-    fitter = MapFitter(g.layers, g.width, g.layers, g.width)
+    fitter = MapFitter(g, g)
     for row, ids in zip(ours.prefill(corpus := prompts((60, 50, 40, 50), seed=3))[0], corpus):
         block = ours.block(row, ids)
         fitter.add(block, block, torch.arange(len(ids)))

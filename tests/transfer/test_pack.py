@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 
@@ -11,7 +12,16 @@ from safetensors.torch import load_file, save_file
 
 from sglang_ext.errors import NotAccepted, PackError
 from sglang_ext.transfer.maps import SIDES, CrossModelMap
-from sglang_ext.transfer.pack import Acceptance, Arm, LayerRecord, Manifest, ModelRecord, Pack, read_manifest
+from sglang_ext.transfer.pack import (
+    Acceptance,
+    Arm,
+    LayerRecord,
+    Manifest,
+    ModelRecord,
+    Pack,
+    read_manifest,
+    rewrite_acceptance,
+)
 from tests.kv.builders import identity, same_bits
 from tests.transfer.conftest import SOURCE, TARGET, random_map, random_maps
 
@@ -140,19 +150,6 @@ def test_other_source_layers_than_those_fitted_are_refused(folder, sources):
         Pack.load(folder)
 
 
-def test_weights_that_lack_a_tensor_are_refused(folder):
-    """Both files made anew, by someone who forgot one: the SHA-256 is right."""
-    from sglang_ext.transfer.pack import _sha256
-
-    path = folder / "weights.safetensors"
-    tensors = load_file(str(path))
-    del tensors["layers.1.value.basis"]
-    save_file(tensors, str(path))
-    edit(folder, lambda d: d.update(weights_sha256=_sha256(path)))
-    with pytest.raises(PackError, match="layers.1.value.basis"):
-        Pack.load(folder)
-
-
 @pytest.mark.parametrize("role", ["source", "target"])
 @pytest.mark.parametrize("field", ["model", "tokenizer", "template"])
 def test_another_model_tokenizer_or_template_is_refused_by_role_and_field(folder, role, field):
@@ -230,3 +227,142 @@ def test_the_threshold_itself_passes():
 def test_prompts_that_need_no_context_prove_nothing():
     record = arms(target=1.0, lifted=0.4, wrong=0.3, nothing=1.0)
     assert record.failure(0.8) is not None
+
+
+HEADED = replace(SOURCE, query_heads=4, kv_heads=2, head_dim=2)  # as wide as SOURCE, with as many KV heads as TARGET
+
+
+def headed(structure: str = "head") -> Manifest:
+    return manifest(structure=structure, source=ModelRecord.of("small", identity("s"), HEADED))
+
+
+def rewritten(folder, change) -> None:
+    """The weights file with some tensors changed, and its SHA-256 put right: made so, not damaged."""
+    path = folder / "weights.safetensors"
+    tensors = load_file(str(path))
+    change(tensors)
+    save_file({name: one.contiguous() for name, one in tensors.items()}, str(path))
+    edit(folder, lambda d: d.update(weights_sha256=hashlib.sha256(path.read_bytes()).hexdigest()))
+
+
+def test_weights_that_lack_a_tensor_are_refused(folder):
+    rewritten(folder, lambda tensors: tensors.pop("layers.1.value.basis"))
+    with pytest.raises(PackError, match="layers.1.value.basis"):
+        Pack.load(folder)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_pack_of_heads_loads_as_it_was_saved(tmp_path, dtype):
+    layers = tuple(
+        {side: random_map((0, 2), 3, 10 * layer + n, getattr(torch, dtype), "head") for n, side in enumerate(SIDES)}
+        for layer in range(TARGET.layers)
+    )
+    Pack(headed().model_copy(update={"dtype": dtype}), CrossModelMap(layers)).save(tmp_path)
+    loaded = Pack.load(tmp_path)
+    assert loaded.manifest.structure == loaded.maps.structure == "head"
+    for ours, theirs in zip(loaded.maps.layers, layers, strict=True):
+        for side in SIDES:
+            assert all(same_bits(getattr(ours[side], part), getattr(theirs[side], part)) for part in PARTS)
+            assert ours[side].weight.dtype == getattr(torch, dtype)
+            assert {getattr(ours[side], part).dtype for part in PARTS[1:]} == {torch.float32}
+
+
+def test_a_pack_that_names_no_structure_is_full(folder):
+    edit(folder, lambda d: d.pop("structure"))
+    assert Pack.load(folder).manifest.structure == "full"
+
+
+@pytest.mark.parametrize(("stated", "found"), [("full", "head"), ("head", "full")])
+def test_a_structure_that_the_weights_have_not_is_refused(tmp_path, stated, found):
+    Pack(headed(stated), random_maps(structure=found)).save(tmp_path)
+    with pytest.raises(PackError, match=rf"layers\.0\.key\.weight is .*structure '{stated}'"):
+        Pack.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("weight", lambda t: t[:-1]),
+        ("weight", lambda t: t.bfloat16()),
+        ("bias", lambda t: t[:-1]),
+        ("bias", lambda t: t.bfloat16()),
+        ("input_mean", lambda t: t[:4]),
+        ("input_mean", lambda t: t.double()),
+        ("basis", lambda t: t[:, :2]),
+        ("basis", lambda t: t.T),
+    ],
+)
+def test_a_tensor_of_another_shape_or_dtype_than_the_manifest_states_is_refused(folder, part, change):
+    name = f"layers.1.value.{part}"
+    rewritten(folder, lambda tensors: tensors.update({name: change(tensors[name])}))
+    with pytest.raises(PackError, match=rf"layers\.1\.value\.{part} is"):
+        Pack.load(folder)
+
+
+@pytest.mark.parametrize("sources", [(2, 0), (0, 0), (1, 3), (-1, 2)])
+def test_source_layers_that_the_source_has_not_are_refused(folder, sources):
+    rewritten(folder, lambda tensors: tensors.update({"layers.0.key.sources": torch.tensor(sources)}))
+    edit(folder, lambda d: d["layers"][0]["key"].update(sources=list(sources)))
+    with pytest.raises(PackError, match=r"layers\.0\.key: source layers .* source with 3"):
+        Pack.load(folder)
+
+
+def test_layers_of_two_calibrations_are_refused_at_load(folder):
+    rewritten(folder, lambda tensors: tensors["layers.1.key.input_mean"].add_(1))
+    with pytest.raises(PackError, match="must come from one calibration"):
+        Pack.load(folder)
+
+
+def test_means_that_are_not_finite_are_refused_at_load(folder):
+    def spoil(tensors):
+        for layer in range(TARGET.layers):
+            tensors[f"layers.{layer}.value.input_mean"].fill_(float("inf"))
+
+    rewritten(folder, spoil)
+    with pytest.raises(PackError, match="means of side 'value' hold NaN or infinite"):
+        Pack.load(folder)
+
+
+@pytest.mark.parametrize("role", ["source", "target"])
+def test_a_geometry_that_is_none_is_refused(folder, role):
+    edit(folder, lambda d: d[role]["geometry"].pop("layers"))
+    with pytest.raises(PackError, match="geometry of '(small|large)' is not one of a KV cache"):
+        Pack.load(folder)
+
+
+def test_a_new_acceptance_record_replaces_the_old_one_and_nothing_else(folder):
+    before, weights = read_manifest(folder), (folder / "weights.safetensors").read_bytes()
+    record = arms(lifted=0.95).model_copy(update={"selector": "random:3", "coverage": 0.9, "rho": 0.41})
+    after = rewrite_acceptance(folder, record)
+    loaded = Pack.load(folder)
+    assert loaded.manifest == after == before.model_copy(update={"acceptance": record})
+    assert loaded.digest == before.weights_sha256
+    assert (folder / "weights.safetensors").read_bytes() == weights
+    assert {path.name for path in folder.iterdir()} == {"pack.json", "weights.safetensors"}
+
+
+def test_a_record_that_cannot_be_written_leaves_the_pack_as_it_was(folder, monkeypatch):
+    before = (folder / "pack.json").read_bytes()
+
+    def full_disk(self, text):
+        with self.open("w") as file:
+            file.write(text[: len(text) // 2])
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_text", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        rewrite_acceptance(folder, arms(lifted=0.95))
+    assert (folder / "pack.json").read_bytes() == before
+    assert Pack.load(folder).manifest.acceptance == arms()
+
+
+def test_a_bench_only_pack_takes_no_acceptance_record(tmp_path):
+    Pack(manifest(bench_only=True, acceptance=None), random_maps()).save(tmp_path)
+    with pytest.raises(PackError, match="'pack' is bench-only"):
+        rewrite_acceptance(tmp_path, arms())
+
+
+def test_a_record_without_a_coverage_loads_as_one_of_rho(folder):
+    edit(folder, lambda d: d["acceptance"].pop("coverage", None))
+    record = Pack.load(folder).manifest.acceptance
+    assert (record.rho, record.coverage) == (0.3, None)

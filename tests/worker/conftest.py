@@ -19,10 +19,14 @@ FAMILY = Path(str(files("sglang_ext"))) / "offline" / "family"
 SMALL = FAMILY / "models" / "kvlift-tiny-small"
 LARGE = FAMILY / "models" / "kvlift-tiny-large"
 PACK = FAMILY / "packs" / "tiny-small-to-large"
+STEP_POSITIONS = 4
 
 
 class Fleet:
-    """All workers of the session: small and large of the family, one large with pages of 16, SmolLM2."""
+    """All workers of the session: small and large of the family, SmolLM2, and one large with pages of 16.
+
+    The last one recomputes few positions a step while it decodes.
+    """
 
     def __init__(self, folder: Path) -> None:
         identity = identity_pack(LARGE, folder / "identity")
@@ -31,7 +35,8 @@ class Fleet:
         # The scheduler's log level keeps one line per batch, which failed tests print.
         self.small = Worker("small", SMALL, folder)
         self.large = Worker("large", LARGE, folder, [PACK, identity, noise])
-        self.paged = Worker("paged", LARGE, folder, [PACK, identity], ["--page-size", "16"], api_key="secret")
+        paged = ["--page-size", "16", "--recompute-tokens", str(STEP_POSITIONS), "--prefill-max-requests", "2"]
+        self.paged = Worker("paged", LARGE, folder, [PACK, identity], paged, api_key="secret")
         self.smol = Worker("smol", smol, folder, [identity_pack(smol, folder / "smol-identity")])
         self.all = (self.small, self.large, self.paged, self.smol)
 

@@ -6,8 +6,9 @@ import os
 import socket
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Iterator, Sequence
 
 import httpx
 
@@ -19,7 +20,15 @@ START_S = 400
 class Worker:
     """One `kvlift worker`. `call` posts JSON; the strict memory checks of SGLang are on."""
 
-    def __init__(self, name: str, model: Path, folder: Path, packs: Sequence[Path] = (), arguments: Sequence[str] = (), api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: Path,
+        folder: Path,
+        packs: Sequence[Path] = (),
+        arguments: Sequence[str] = (),
+        api_key: str | None = None,
+    ) -> None:
         self.name, self.model, self.api_key = name, model, api_key
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -69,9 +78,25 @@ class Worker:
             "/generate", input_ids=list(ids), sampling_params=sampling, return_logprob=True, top_logprobs_num=50, **more
         )  # fmt: skip
 
-    def lift(self, source: Worker, ids: Sequence[int], pack: str, rho: float = 0.3, **more: Any) -> dict[str, Any]:
+    def lift(self, source: Worker, ids: Sequence[int], pack: str, /, **more: Any) -> dict[str, Any]:
+        """In any case, unless `when` says otherwise: models this small are prefilled faster than lifted."""
         where = {"url": source.url, "api_key": source.api_key}
-        return self.call("/kv/lift", input_ids=list(ids), source=where, pack=pack, rho=rho, timeout_s=120, **more)
+        body = {"input_ids": list(ids), "source": where, "pack": pack, "when": "always", "timeout_s": 120}
+        return self.call("/kv/lift", **{**body, **more})
+
+    def counters(self) -> dict[str, int]:
+        return self.client.get("/kv/counters").json()
+
+    @contextmanager
+    def decoding(self, ids: Sequence[int], tokens: int = 4000) -> Iterator[None]:
+        """Inside the block a request decodes; it is given up at the end."""
+        sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        body = {"input_ids": list(ids), "sampling_params": sampling, "stream": True}
+        with self.client.stream("POST", "/generate", json=body) as reply:
+            lines = reply.iter_lines()
+            for _ in range(3):  # an event, a blank line, and the next event
+                next(lines)
+            yield
 
     def alive(self) -> bool:
         return self._process.poll() is None and self.client.get("/model_info").status_code == 200

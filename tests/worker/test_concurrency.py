@@ -45,7 +45,7 @@ def test_200_lifts_with_aborts_and_a_flush_leak_nothing(fleet: Fleet, prompt):
 
     async def one(client: httpx.AsyncClient, ids: list[int]) -> str:
         body = {
-            "input_ids": ids, "source": {"url": fleet.small.url}, "pack": "tiny-small-to-large",
+            "input_ids": ids, "source": {"url": fleet.small.url}, "pack": "tiny-small-to-large", "when": "always",
             "rho": rng.choice([0.0, 0.3, 1.0]), "lease_s": rng.choice([0.05, 5.0]), "timeout_s": 60,
         }  # fmt: skip
         try:

@@ -11,10 +11,12 @@ from sglang_ext.block import KVBlock
 from sglang_ext.offline.executor import TransformersExecutor
 from sglang_ext.rope import Rotation
 from sglang_ext.transfer.pack import Pack
+from sglang_ext.transfer.selectors import budget_of, scorer_named
 from tests.worker.conftest import PACK, Fleet
 from tests.worker.servers import cached, first_logprobs, text
 
 TOLERANCE = 1e-3
+SELECTORS = ("rank_disagreement", "random:3", "source_attention")
 
 
 def close(left: dict[int, float], right: dict[int, float]) -> bool:
@@ -37,6 +39,31 @@ def test_an_exported_block_is_the_models_own_kv(fleet: Fleet, reference: dict[st
     for layer in range(block.geometry.layers):
         at_home = block.keys_at(layer, 0, Rotation(block.geometry.rope))
         assert torch.allclose(at_home, rows[0].keys[layer], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("length", [1, 31, 33, 70])
+@pytest.mark.parametrize("name", ["small", "large", "smol"])
+def test_the_attention_in_a_block_is_the_transformers_executors_and_costs_the_source_nothing(
+    fleet: Fleet, reference: dict[str, TransformersExecutor], prompt, name: str, length: int
+):
+    worker, ids = getattr(fleet, name), prompt(length, seed=8)
+    native = worker.generate(ids, tokens=12)
+
+    def export(attention: bool) -> KVBlock:
+        exported = worker.call("/kv/export", input_ids=ids, attention=attention)
+        block = KVBlock.load(Path("/dev/shm") / exported["handle"])
+        worker.call("/kv/release", handle=exported["handle"])
+        return block
+
+    before, block, after = export(False), export(True), export(False)
+    assert before.attention is None and after.attention is None
+    rows, _ = reference[name].prefill([ids])
+    assert torch.allclose(block.attention, reference[name].attention_received(rows[0], ids), atol=1e-5)
+    assert float(block.attention.sum()) == pytest.approx(1)
+    # The queries ran again, and the pool's live slots hold what they held.
+    for other in (block, after):
+        assert torch.equal(other.keys, before.keys) and torch.equal(other.values, before.values)
+    assert text(worker.generate(ids, tokens=12)) == text(native)
 
 
 @pytest.mark.parametrize("name", ["large", "smol"])
@@ -69,21 +96,23 @@ def test_salts_share_nothing(fleet: Fleet, prompt):
     ids = prompt(60, seed=3)
     fleet.small.generate(ids, tokens=1, cache_salt="a")
     where = {"url": fleet.small.url, "cache_salt": "b"}
-    refused = fleet.large.call("/kv/lift", input_ids=ids, source=where, pack="tiny-small-to-large", cache_salt="b")
+    refused = fleet.large.lift(fleet.small, ids, "tiny-small-to-large", source=where, cache_salt="b")
     assert refused["status"] == "fallback_prefill" and "no KV of this prompt" in refused["reason"]
     spaces = set()
     for salt in ("a", "b", None):
         where = {"url": fleet.small.url, "cache_salt": "a"}
-        answer = fleet.large.call("/kv/lift", input_ids=ids, source=where, pack="tiny-small-to-large", cache_salt=salt)
+        answer = fleet.large.lift(fleet.small, ids, "tiny-small-to-large", source=where, cache_salt=salt)
         spaces.add(answer["namespace"])
     assert len(spaces) == 3
 
 
+@pytest.mark.parametrize("selector", SELECTORS)
 @pytest.mark.parametrize("pack", ["noise", "tiny-small-to-large"])
-def test_a_full_budget_gives_the_native_logits_whatever_the_map(fleet: Fleet, prompt, pack: str):
+def test_a_full_budget_gives_the_native_logits_whatever_the_map(fleet: Fleet, prompt, pack: str, selector: str):
     ids = prompt(90, seed=4)
     fleet.small.generate(ids, tokens=1)
-    lifted = fleet.large.lift(fleet.small, ids, pack, rho=1.0)
+    lifted = fleet.large.lift(fleet.small, ids, pack, rho=1.0, selector=selector)
+    assert lifted["chosen_rho"] == 1.0
     assert lifted["tokens"]["recomputed"] == lifted["tokens"]["lifted"] == len(ids) - 1
     ours = fleet.large.generate(ids, extra_key=lifted["namespace"])
     native = fleet.large.generate(ids)
@@ -102,21 +131,27 @@ def test_a_full_budget_on_a_llama_model_gives_the_native_logits(fleet: Fleet, pr
     assert close(first_logprobs(ours), first_logprobs(native)) and text(ours) == text(native)
 
 
-@pytest.mark.parametrize("rho", [0.0, 0.2, 0.5])
+@pytest.mark.parametrize("selector", SELECTORS)
+@pytest.mark.parametrize("budget", [{"rho": 0.0}, {"rho": 0.2}, {"rho": 0.5}, {"coverage": 0.4}])
 def test_map_score_and_chosen_set_equal_the_transformers_executor(
-    fleet: Fleet, reference: dict[str, TransformersExecutor], prompt, rho: float
+    fleet: Fleet, reference: dict[str, TransformersExecutor], prompt, selector: str, budget: dict[str, float]
 ):
     ids = prompt(110, seed=5)
     fleet.small.generate(ids, tokens=1)
-    lifted = fleet.large.lift(fleet.small, ids, "tiny-small-to-large", rho=rho, explain=True)
-    rows, _ = reference["small"].prefill([ids])
-    block = reference["small"].block(rows[0], ids)
-    maps = Pack.load(PACK).maps
-    scores = reference["large"].fill_mapped(reference["large"].row(len(ids)), block.span(0, len(ids) - 1), maps)
+    lifted = fleet.large.lift(fleet.small, ids, "tiny-small-to-large", selector=selector, explain=True, **budget)
+    small = reference["small"]
+    rows, _ = small.prefill([ids])
+    block = small.block(rows[0], ids, attention=small.attention_received(rows[0], ids))
+    maps, scorer = Pack.load(PACK).maps, scorer_named(selector)
+    asked = budget_of(budget.get("rho", 0.0), budget.get("coverage"))
+    _, logits, [plan] = reference["large"].lift([ids], [block], maps, scorer, asked)
+    span = block.span(0, len(ids) - 1)
+    scores = scorer(span, reference["large"].fill_mapped(reference["large"].row(len(ids)), span, maps))
     theirs = torch.tensor(lifted["explain"]["scores"])
     assert torch.allclose(theirs, scores, rtol=2e-3, atol=1e-3 * float(scores.max()))
-    _, logits, [plan] = reference["large"].lift([ids], [block], maps, rho)
     assert lifted["explain"]["positions"] == plan.compute[:-1].tolist()
+    assert lifted["chosen_rho"] == len(plan.compute) / len(ids)
+    assert (lifted["rho"], lifted["coverage"]) == (budget.get("rho"), budget.get("coverage"))
     ours = first_logprobs(fleet.large.generate(ids, extra_key=lifted["namespace"]))
     expected = logits[0].log_softmax(-1)
     assert all(abs(expected[token] - logprob) < TOLERANCE for token, logprob in ours.items())
@@ -130,7 +165,8 @@ def test_a_batch_of_lifts_gives_what_single_lifts_give(fleet: Fleet, prompt):
         fleet.small.generate(ids, tokens=1)
 
     def lift(ids: list[int]) -> dict:
-        return fleet.large.lift(fleet.small, ids, "tiny-small-to-large", explain=True)
+        selector = SELECTORS[len(ids) % len(SELECTORS)]
+        return fleet.large.lift(fleet.small, ids, "tiny-small-to-large", selector=selector, explain=True)
 
     def answers(lifted: list[dict]) -> list[dict]:
         return [fleet.large.generate(ids, extra_key=one["namespace"]) for ids, one in zip(prompts, lifted)]

@@ -17,7 +17,7 @@ def post(worker: Worker, path: str, body: dict) -> httpx.Response:
 
 
 def lift_body(fleet: Fleet, ids: list[int], **more) -> dict:
-    return {"input_ids": ids, "source": {"url": fleet.small.url}, "pack": "tiny-small-to-large", **more}
+    return {"input_ids": ids, "source": {"url": fleet.small.url}, "pack": "tiny-small-to-large", "when": "always", **more}
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,11 @@ def lift_body(fleet: Fleet, ids: list[int], **more) -> dict:
     [
         ({"rho": -0.1}, "rho"),
         ({"rho": 1.1}, "rho"),
-        ({"selector": "magic"}, "selector"),
+        ({"selector": "magic"}, "rank_disagreement, random, source_attention"),
+        ({"selector": "random:x"}, "random:SEED"),
+        ({"coverage": 1.5}, "coverage"),
+        ({"rho": 0.3, "coverage": 0.5}, "either rho or coverage"),
+        ({"when": "never"}, "when"),
         ({"bugdet": 0.3}, "bugdet"),
         ({"lease_s": 0}, "lease_s"),
         ({"input_ids": None}, "request"),
@@ -102,7 +106,7 @@ def test_a_handle_is_never_a_path(fleet: Fleet):
 
 
 def test_the_routes_ask_for_the_workers_key(fleet: Fleet):
-    for method, path in (("GET", "/kv/capabilities"), ("POST", "/kv/export"), ("POST", "/kv/lift"), ("POST", "/kv/release")):
+    for method, path in (("GET", "/kv/capabilities"), ("GET", "/kv/counters"), ("POST", "/kv/export"), ("POST", "/kv/lift"), ("POST", "/kv/release")):
         for headers in ({}, {"authorization": "Bearer wrong"}):
             reply = httpx.request(method, fleet.paged.url + path, headers=headers, json={})
             assert reply.status_code in (401, 403), (path, reply.status_code)
@@ -113,7 +117,7 @@ def test_a_source_key_is_used(fleet: Fleet, prompt):
     """Case 64: the source asks for a key; without it the lift falls back, with it it is applied."""
     ids = prompt(64, seed=4)
     fleet.paged.generate(ids, tokens=1)
-    body = {"input_ids": ids, "pack": "identity", "rho": 0.0, "timeout_s": 60}
+    body = {"input_ids": ids, "pack": "identity", "rho": 0.0, "timeout_s": 60, "when": "always"}
     without = fleet.large.call("/kv/lift", source={"url": fleet.paged.url}, **body)
     assert without["status"] == "fallback_prefill"
     given = fleet.large.call("/kv/lift", source={"url": fleet.paged.url, "api_key": "secret"}, **body)

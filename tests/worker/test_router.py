@@ -28,7 +28,11 @@ def url(fleet: Fleet) -> Iterator[str]:
                 {"name": "small", "served": "small-served", "address": fleet.small.url},
                 {"name": "large", "served": "large-served", "address": fleet.large.url},
             ],
-            "lift": {"pairs": [{"source": "small", "target": "large", "pack": "tiny-small-to-large"}], "timeout_s": 60},
+            "lift": {
+                "pairs": [{"source": "small", "target": "large", "pack": "tiny-small-to-large"}],
+                "when": "always",  # models this small are prefilled faster than lifted
+                "timeout_s": 60,
+            },
             "policies": {"always": {"method": "always"}, "never": {"method": "never"}, "sure": {"method": "avg_logprob"}},
             "default_policy": "sure",
         }
@@ -81,6 +85,18 @@ def test_a_required_lift_at_full_budget_gives_the_large_models_own_answer(client
         lifted = ask(client, "always", item.messages, extra_body=options)
         assert lifted.kvlift["lift"]["tokens"]["recomputed"] == lifted.kvlift["lift"]["tokens"]["lifted"]
         assert lifted.choices[0].message.content == native
+
+
+def test_a_request_chooses_its_selector_and_budget(client: openai.OpenAI, fleet: Fleet):
+    """Each way of lifting has a namespace of its own, so nothing of another one is found."""
+    item = QUESTIONS[0]
+    for options in ({"coverage": 0.5}, {"selector": "source_attention"}, {"selector": "random:4", "rho": 0.6}):
+        lift = ask(client, "always", item.messages, extra_body={"kvlift": options}).kvlift["lift"]
+        assert lift["status"] == "applied" and lift["tokens"]["prefix"] == 0
+        assert {key: lift[key] for key in options} == options
+        assert (lift["rho"] is None) == ("coverage" in options)
+        assert lift["chosen_rho"] == (lift["tokens"]["recomputed"] + 1) / lift["tokens"]["prompt"]
+        assert lift["choice"]["chosen"] == "lift"
 
 
 def test_never_keeps_the_small_answer_and_the_large_worker_sees_nothing(client: openai.OpenAI):

@@ -1,0 +1,120 @@
+"""Times a few forwards, maps and transfers on this worker, before it serves, and fits the cost model to them."""
+
+from __future__ import annotations
+
+import time
+from typing import Callable, Iterator
+
+import torch
+
+from sglang_ext.block import KVBlock
+from sglang_ext.geometry import KVGeometry
+from sglang_ext.identity import ModelIdentity
+from sglang_ext.phases import Phases
+from sglang_ext.transfer.pack import Pack
+from sglang_ext.worker.cost import CostModel, ForwardCost, PackCost, keys_seen
+from sglang_ext.worker.executor import SGLangExecutor, Work
+from sglang_ext.worker.fill import Filler
+from sglang_ext.worker.pool import Pool
+from sglang_ext.worker.transport import Transport
+
+LENGTHS = (16, 64, 256, 1024)
+RECOMPUTED = 0.3
+BLOCK_TOKENS = 256
+LONGEST_MS = 5000.0
+"""No length is tried whose prefill would take longer, going by the one before it: start-up must not wait for it."""
+_REPEAT_BELOW_MS = 500.0
+
+Sample = tuple[int, int, float]
+"""Tokens of a forward, keys that they see, milliseconds."""
+
+
+def measure(
+    pool: Pool, executor: SGLangExecutor, transport: Transport, filler: Filler, packs: dict[str, Pack], limit: int
+) -> CostModel:
+    """The costs of this worker, alone on its model. Needs a free pool; gives all slots back.
+
+    packs: at least one, by digest; limit: the longest prompt that the worker takes.
+    """
+    native: list[Sample] = []
+    recompute: list[Sample] = []
+    for length in _lengths(min(limit, pool.capacity // 2), native):
+        with pool.borrowed(length) as slots:
+            one, other = _forwards(executor, length, slots[:length], pool.device)
+        native.append(one)
+        recompute.append(other)
+    costs = {digest: _pack_cost(pool, filler, pack) for digest, pack in packs.items()}
+    return CostModel(
+        native=ForwardCost.fitted(native),
+        recompute=ForwardCost.fitted(recompute),
+        transfer_ms_per_byte=_transfer_ms_per_byte(pool, transport, next(iter(packs.values()))),
+        packs=costs,
+    )
+
+
+def _forwards(
+    executor: SGLangExecutor, length: int, slots: torch.Tensor, device: torch.device
+) -> tuple[Sample, Sample]:
+    """A native prefill of that length, and the recompute of a share of its positions."""
+    tokens = torch.arange(length) % 256  # ids that every vocabulary has
+    positions = torch.arange(length)[:: round(1 / RECOMPUTED)]
+    work = Work(tokens[positions], positions, slots)
+    native_ms = _least_ms(lambda: executor.prefill(tokens, slots), device)
+    recompute_ms = _least_ms(lambda: executor.compute([work]), device)
+    seen = int(positions.sum()) + len(positions)
+    return (length, keys_seen(length, length), native_ms), (len(positions), seen, recompute_ms)
+
+
+def _lengths(limit: int, measured: list[Sample]) -> Iterator[int]:
+    """At least two, and then as long as they are quick; `measured` grows in between."""
+    for number, length in enumerate(LENGTHS):
+        if length > limit and number >= 2:
+            return
+        if number >= 2 and measured[-1][2] * length / measured[-1][0] > LONGEST_MS:
+            return
+        yield min(length, limit)
+
+
+def _pack_cost(pool: Pool, filler: Filler, pack: Pack) -> PackCost:
+    block = _random_block(pack, pool)
+    with pool.borrowed(len(block)) as slots:
+
+        def fill() -> None:
+            for _ in filler.layers(pack.maps, block, 0, slots[: len(block)], Phases()):
+                pass
+
+        ms = _least_ms(fill, pool.device)
+    return PackCost(map_ms_per_token=ms / len(block), bytes_per_token=block.nbytes // len(block))
+
+
+def _transfer_ms_per_byte(pool: Pool, transport: Transport, pack: Pack) -> float:
+    block = _random_block(pack, pool)
+
+    def transfer() -> None:
+        transport.fetch(transport.publish(block)).to(pool.device)
+
+    return _least_ms(transfer, pool.device) / block.nbytes
+
+
+def _random_block(pack: Pack, pool: Pool) -> KVBlock:
+    """A block of the pack's source, with values in this pool's dtype."""
+    record = pack.manifest.source
+    geometry = KVGeometry.from_json(record.geometry)
+    length = min(BLOCK_TOKENS, pool.capacity // 2)
+    keys, values = torch.randn(2, geometry.layers, length, geometry.kv_heads, geometry.head_dim, device=pool.device)
+    identity = ModelIdentity(record.model, record.tokenizer, record.template)
+    return KVBlock(torch.arange(length), keys, values.to(pool.dtype), geometry, identity)
+
+
+def _least_ms(run: Callable[[], object], device: torch.device) -> float:
+    """Of two runs, since the first one also warms up; a long one runs once."""
+    least = _ms(run, device)
+    return least if least > _REPEAT_BELOW_MS else min(least, _ms(run, device))
+
+
+def _ms(run: Callable[[], object], device: torch.device) -> float:
+    started = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - started) * 1e3
