@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,11 +16,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadtest.errors import ServerFault
 from loadtest.lineup import CALL_TIMEOUT_S
 from loadtest.simulate import CAP
 from policies.target_rate import TargetRate
 from router.config import Argument, Config, Health, Lift, LiftPair, Limits, Listen, Restart, Start, Tier
+from router.demo.pair import load_pair
 from router.up import Ready, run
 
 ESCALATED = 0.5
@@ -37,9 +36,10 @@ _PILOT = 4 * 512  # tokens, see `loadtest.mu`
 def with_load_pair(arguments: Sequence[str], prompts: int, tokens: int, console: Console) -> int:
     """Starts everything, runs `kvlift loadtest ARGUMENTS --target ...` on it, and stops everything.
 
-    prompts, tokens: so many prompts of that length fit into each worker's cache. Returns the exit code of that command. Raises `SuperviseError` where a worker dies, `ConfigError`, `ServerFault`.
+    prompts, tokens: so many prompts of that length fit into each worker's cache. Returns the exit code of that command.
+    Raises `SuperviseError` where a worker dies or the pair cannot be made, and `ConfigError`.
     """
-    folder = _load_pair(console)
+    folder = load_pair(console)
     codes: list[int] = []
 
     async def work(ready: Ready) -> None:
@@ -105,16 +105,6 @@ def pair_config(folder: Path, prompts: int, tokens: int) -> Config:
         health=Health(interval_s=5, timeout_s=60, misses=100),
         restart=Restart(attempts=0),  # a worker that died is another one afterwards: the run ends
     )
-
-
-def _load_pair(console: Console) -> Path:
-    """The pair's folder, made by a process of its own, which needs torch."""
-    console.print("the load pair: random weights, a 120M target and a 20M source; made once, then kept")
-    command = [sys.executable, "-m", "router.cli", "bench", "make-pair"]
-    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise ServerFault(f"the load pair could not be made: `kvlift bench make-pair` ended with {done.returncode}")
-    return Path(done.stdout.strip().splitlines()[-1])
 
 
 async def run_load(arguments: Sequence[str]) -> int:

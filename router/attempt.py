@@ -11,15 +11,18 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import httpx
 
+from policies import Finish
 from router.config import Limits
 from router.errors import Unavailable, UpstreamBroken, UpstreamError, UpstreamStatus, UpstreamTimeout
 from router.events import ChatEvent, Malformed
 from router.record import AttemptRecord
 from router.sse import DONE, SSEParser
+from router.whole import Whole
 from router.worker import Worker
 
 T = TypeVar("T")
@@ -47,6 +50,14 @@ class Budget:
     def may_call(self) -> bool:
         return self._calls > 0
 
+    @property
+    def calls_left(self) -> int:
+        return self._calls
+
+    @property
+    def calls_used(self) -> int:
+        return self._max_calls - self._calls
+
     def seconds_left(self) -> float:
         return self.ends_at - time.monotonic()
 
@@ -61,12 +72,14 @@ class Attempt:
         self, worker: Worker, body: dict[str, Any], limits: Limits, budget: Budget, record: AttemptRecord
     ) -> None:
         self.record = record
+        self.whole = Whole()
         self._worker = worker
         self._stream = bool(body.get("stream"))
         self._content = json.dumps(body).encode()
         self._limits = limits
         self._budget = budget
         self._response: httpx.Response | None = None
+        self._counted = ExitStack()
         self._started = time.monotonic()
         self._parser = SSEParser()
         self._ready: deque[str] = deque()  # data of the events that have come and were not asked for yet
@@ -80,9 +93,9 @@ class Attempt:
         """There is no other answer to turn to: `attempt_s` no longer bounds this one."""
         self._committed = True
 
-    @property
-    def finish_reason(self) -> str:
-        return next(iter(self._finished.values()), "")
+    def finish(self) -> Finish:
+        """The end of the answer, once it is complete."""
+        return self.whole.finish(next(iter(self._finished.values()), ""))
 
     @property
     def more_is_ready(self) -> bool:
@@ -95,6 +108,7 @@ class Attempt:
     async def __anext__(self) -> ChatEvent:
         """The next event. Raises `UpstreamError`, or `Unavailable` where no call is left."""
         if self._response is None:
+            self._counted.enter_context(self._worker.in_flight)
             self._response = await self._open()
             self._chunks = self._response.aiter_bytes()
         if not self._ready and not self._at_end:
@@ -109,6 +123,7 @@ class Attempt:
 
     async def aclose(self) -> None:
         """Ends the call. Where it still runs, the worker sees the connection close and aborts."""
+        self._counted.close()
         if self._response is None:
             return
         if self._at_end:
@@ -199,6 +214,7 @@ class Attempt:
     def _note(self, event: ChatEvent) -> None:
         self._open_choices |= event.indices()
         self._finished |= event.finishes()
+        self.whole.add(event)
         if event.usage is not None:
             self.record.set_usage(event.usage)
         if not self._saw_content and event.has_content():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -32,10 +32,13 @@ Seconds = Annotated[float, Field(gt=0, le=86400)]
 _Word = StrictStr | StrictInt | StrictFloat
 Place = tuple[str | int, ...]
 Argument = _Word | Literal[True] | list[_Word]
+Selector = Annotated[str, StringConstraints(pattern=r"^(rank_disagreement|source_attention|random(:\d+)?)$")]
+"""What a worker can score tokens by (sglang_ext/transfer/selectors.py, which imports torch)."""
 
 ALIAS = "kvlift"
 """The `model` name that stands for the default policy."""
 
+_TIER_KEYS = frozenset({"tier", "to"})  # of policies
 _SET_BY_UP = frozenset({"model", "model-path", "host", "port", "served-model-name", "pack", "api-key"})
 
 
@@ -135,9 +138,17 @@ class Lift(Section):
 
     pairs: list[LiftPair] = []
     rho: float = Field(default=0.3, ge=0, le=1)  # share of the positions that the target recomputes
-    selector: str = "rank_disagreement"
+    coverage: float | None = Field(default=None, ge=0, le=1)  # instead of rho: share of the scores' sum
+    selector: Selector = "rank_disagreement"
+    when: Literal["faster", "always"] = "faster"  # by the target's own estimate, or in any case
     lease_s: Seconds = 10.0  # how long the worker holds the lifted KV for the chat request
     timeout_s: Seconds = 5.0
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Lift:
+        if self.coverage is not None and "rho" in self.model_fields_set:
+            raise ValueError("give either 'rho' or 'coverage'")
+        return self
 
 
 class Limits(Section):
@@ -151,6 +162,11 @@ class Limits(Section):
     max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1)
     retries: int = Field(default=0, ge=0, le=10)  # per worker, after no connection, 429, 502 or 503
     max_calls: int = Field(default=4, ge=1)  # chat calls to workers for one request, retries counted in
+    max_shadow: int = Field(default=4, ge=1)  # shadow calls that run at once; what would be more is not asked
+
+    def once(self) -> Limits:
+        """The same without retries, for calls whose failure costs nobody an answer."""
+        return self.model_copy(update={"retries": 0})
 
 
 class Health(Section):
@@ -207,6 +223,10 @@ class Config(Section):
                     raise fault_at((*place, key), f"no tier {name!r}; tiers: {', '.join(order)}")
             if order.index(pair.source) >= order.index(pair.target):
                 raise fault_at(place, f"{pair.source!r} must come before {pair.target!r} in tiers to lift to it")
+        for title, policy in self.policies.items():
+            for name in sorted(policy.tiers - set(order)):
+                named = _where_named(name, policy.model_dump(), ("policies", title))
+                raise fault_at(named or ("policies", title), f"no tier {name!r}; tiers: {', '.join(order)}")
         return self
 
     def _names(self) -> Iterator[tuple[str, Place]]:
@@ -219,6 +239,17 @@ class Config(Section):
     def pack(self, source: str, target: str) -> str | None:
         """The pack that lifts from tier `source` to tier `target`."""
         return next((p.pack for p in self.lift.pairs if (p.source, p.target) == (source, target)), None)
+
+
+def _where_named(tier: str, part: Any, place: Place) -> Place | None:
+    """The place of the first key, in a dumped policy, that holds the tier's name."""
+    children = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list | tuple) else ()
+    for key, child in children:
+        if child == tier and key in _TIER_KEYS:
+            return (*place, key)
+        if found := _where_named(tier, child, (*place, key)):
+            return found
+    return None
 
 
 def load_config(path: Path) -> Config:

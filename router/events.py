@@ -68,8 +68,7 @@ class ChatEvent:
         """The answer's tokens in this event. Content without log-probabilities counts as one unmeasured token."""
         tokens: list[Token] = []
         for choice in self.choices:
-            entries = (choice.get("logprobs") or {}).get("content") or []
-            if entries:
+            if entries := _entries(choice):
                 tokens += [_token(entry) for entry in entries]
             elif _has_content(choice):
                 tokens.append(Token(None))
@@ -78,6 +77,25 @@ class ChatEvent:
     def text(self) -> str:
         parts = ((choice.get("delta") or choice.get("message") or {}).get("content") for choice in self.choices)
         return "".join(part for part in parts if isinstance(part, str))
+
+    def tool_calls(self) -> list[tuple[int, dict[str, Any]]]:
+        """Calls, or pieces of them, each with the index of the call in the answer.
+
+        In a message a call's index is its place: some workers write there which of the tools it is.
+        """
+        calls: list[tuple[int, dict[str, Any]]] = []
+        for choice in self.choices:
+            pieces = (choice.get("delta") or choice.get("message") or {}).get("tool_calls")
+            for place, piece in enumerate(pieces if isinstance(pieces, list) else []):
+                function = piece.get("function") if isinstance(piece, dict) else None
+                if isinstance(function, dict):
+                    told = piece.get("index") if choice.get("delta") else None
+                    calls.append((told if type(told) is int else place, function))
+        return calls
+
+    def first_alternatives(self) -> list[tuple[str, float]]:
+        """Text and log-probability of the likeliest first tokens of this event; empty where it tells none."""
+        return next((_alternatives(entry) for choice in self.choices for entry in _entries(choice)), [])
 
     def show_logprobs(self, top: int | None) -> bool:
         """Leaves `top` alternatives per token in the body, None: no log-probabilities. True where that changed it."""
@@ -107,9 +125,19 @@ def _has_content(choice: dict[str, Any]) -> bool:
     return any(value not in (None, "", []) for key, value in said.items() if key not in _NOT_CONTENT)
 
 
+def _entries(choice: dict[str, Any]) -> list[dict[str, Any]]:
+    return (choice.get("logprobs") or {}).get("content") or []
+
+
 def _token(entry: dict[str, Any]) -> Token:
-    top = tuple(value for t in entry.get("top_logprobs") or () if (value := _number(t.get("logprob"))) is not None)
-    return Token(_number(entry.get("logprob")), top)
+    text = entry.get("token")
+    top = tuple(logprob for _, logprob in _alternatives(entry))
+    return Token(_number(entry.get("logprob")), top, text if isinstance(text, str) else None)
+
+
+def _alternatives(entry: dict[str, Any]) -> list[tuple[str, float]]:
+    told = entry.get("top_logprobs") or ()
+    return [(str(t.get("token")), value) for t in told if (value := _number(t.get("logprob"))) is not None]
 
 
 def _number(value: Any) -> float | None:

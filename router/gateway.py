@@ -11,9 +11,11 @@ from router.cascade import Cascade
 from router.config import Config
 from router.errors import Unavailable
 from router.health import Monitor
-from router.reply import InFlight, Reply
+from router.reply import Reply
 from router.request import ChatRequest
 from router.routes import Routes
+from router.shadow import Shadows
+from router.traffic import Counters, InFlight
 from router.worker import Worker
 
 
@@ -26,7 +28,9 @@ class Gateway:
         self.routes = Routes(config)
         self._workers = {tier.name: Worker(tier, config.limits) for tier in config.tiers}
         self.monitor = Monitor(self._workers.values(), config.health)
-        self._cascade = Cascade(config, self._workers, self.monitor)
+        self.counters = Counters()
+        self._shadows = Shadows(self._workers, self.monitor, config.limits, self.counters)
+        self._cascade = Cascade(config, self._workers, self.monitor, self._shadows, self.counters)
         self._in_flight = InFlight()
         self._draining = False
         self._watch: asyncio.Task[None] | None = None
@@ -40,6 +44,7 @@ class Gateway:
         assert self._watch is not None
         self._watch.cancel()
         await asyncio.gather(self._watch, return_exceptions=True)
+        await self._shadows.aclose()
         for worker in self._workers.values():
             await worker.aclose()
 
@@ -67,5 +72,6 @@ class Gateway:
             "ready": self.monitor.all_up() and not self._draining,
             "draining": self._draining,
             "in_flight": self._in_flight.count,
+            "counters": self.counters.as_json(),
             "tiers": {tier: health.as_json() for tier, health in self.monitor.by_tier.items()},
         }

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from policies import TierState
 from router.config import Health
 from router.errors import UpstreamError
 from router.worker import Capabilities, Worker
@@ -27,6 +28,7 @@ class WorkerHealth:
         self.worker = worker
         self.up = False
         self.capabilities: Capabilities | None = None
+        self.queued: int | None = None  # requests that wait inside the worker, at the last probe; None: not told
         self._config = config
         self._misses = 0
         self._last_error = "not probed yet"
@@ -38,6 +40,7 @@ class WorkerHealth:
         self._last_error = str(error) or repr(error)
         if self.up and self._misses >= self._config.misses:
             self.up = False
+            self.queued = None
             self.capabilities = None  # what comes back may be another process with other packs
             log.warning("worker down: tier=%s misses=%d error=%s", self.worker.name, self._misses, self._last_error)
 
@@ -53,6 +56,7 @@ class WorkerHealth:
         self.up, self._misses, self._last_error = True, 0, ""
         if self.capabilities is None:
             await self._learn()
+        self.queued = await self._ask_queued()
 
     async def watch(self) -> None:
         """Probes for ever."""
@@ -66,9 +70,17 @@ class WorkerHealth:
             "address": self.worker.address,
             "misses": self._misses,
             "error": self._last_error or None,
+            "in_flight": self.worker.in_flight.count,
+            "queued": self.queued,
             "lifts": self.capabilities is not None,
             "lift_error": self._lift_error,
         }
+
+    async def _ask_queued(self) -> int | None:
+        try:
+            return await self.worker.queued(self._config.timeout_s)
+        except (UpstreamError, ValidationError):  # not every server tells it; `as_json` shows that it is not known
+            return None
 
     async def _learn(self) -> None:
         try:
@@ -92,6 +104,13 @@ class Monitor:
 
     def all_up(self) -> bool:
         return all(health.up for health in self.by_tier.values())
+
+    def states(self) -> tuple[TierState, ...]:
+        """The tiers as a policy sees them, in the order of escalation."""
+        return tuple(
+            TierState(name, health.up, health.worker.in_flight.count, health.queued)
+            for name, health in self.by_tier.items()
+        )
 
     async def run(self) -> None:
         """Probes every worker until cancelled."""

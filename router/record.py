@@ -24,6 +24,7 @@ class AttemptRecord:
     confidence: float | None = None
     tokens_seen: int = 0  # counted by the router, for attempts that end before their usage comes
     text: str | None = None  # only where the client asked for it
+    check: AttemptRecord | None = None  # the question to the worker about this answer, where the policy has one
     _usage: dict[str, Any] = field(default_factory=dict)
     _started: float = field(default_factory=time.perf_counter)
     _ttft_ms: float | None = None  # buffered answers have none
@@ -46,11 +47,11 @@ class AttemptRecord:
     def as_json(self) -> dict[str, Any]:
         usage = self._usage
         tokens = {
-            "prompt": usage.get("prompt_tokens"),
+            "prompt": self.prompt_tokens,
             "completion": usage.get("completion_tokens", self.tokens_seen),
             "cached": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
         }
-        fields = {
+        fields: dict[str, Any] = {
             "tier": self.tier,
             "served": self.served,
             "outcome": self.outcome,
@@ -59,7 +60,17 @@ class AttemptRecord:
             "tokens": tokens,
             "ms": {"ttft": _rounded(self._ttft_ms), "total": _rounded(self._total_ms)},
         }
-        return fields if self.text is None else {**fields, "text": self.text}
+        if self.text is not None:
+            fields["text"] = self.text
+        if self.check is not None:
+            fields["check"] = self.check.as_json()
+        return fields
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """As the worker counted them; None before it has told."""
+        tokens = self._usage.get("prompt_tokens")
+        return tokens if type(tokens) is int else None
 
     def _elapsed_ms(self) -> float:
         return (time.perf_counter() - self._started) * 1000
@@ -83,6 +94,7 @@ class Record:
 
     attempts: list[AttemptRecord] = field(default_factory=list)
     skipped: list[dict[str, str]] = field(default_factory=list)  # tiers that were passed over, and why
+    notes: list[str] = field(default_factory=list)  # what was not done as a policy asked
     lift: LiftRecord | None = None
     tier: str = ""
     escalated: bool = False
@@ -95,12 +107,16 @@ class Record:
         return attempt
 
     def escalate(self, reason: str) -> None:
-        """The last tier did not answer, for `reason`; the next one is asked."""
+        """The last tier did not answer, for `reason`; a later one is asked."""
         self.escalated, self.reason = True, reason
 
     def skip(self, tier: str, reason: str) -> None:
         self.skipped.append({"tier": tier, "reason": reason})
-        self.escalate(reason)
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """As the first tier that told counted them: tiers that can lift share their tokenizer."""
+        return next((n for attempt in self.attempts if (n := attempt.prompt_tokens) is not None), None)
 
     def headers(self) -> dict[str, str]:
         return {
@@ -117,6 +133,7 @@ class Record:
             "reason": self.reason,
             "attempts": [attempt.as_json() for attempt in self.attempts],
             "skipped": self.skipped,
+            "notes": self.notes,
             "lift": self.lift.as_json() if self.lift else None,
         }
 

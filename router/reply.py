@@ -22,6 +22,7 @@ from router.record import Record
 from router.request import ChatRequest
 from router.routes import Route
 from router.sse import DONE, encode
+from router.traffic import InFlight
 
 log = logging.getLogger(__name__)
 
@@ -68,19 +69,6 @@ class Editor:
         return encode(_dump({**event.body, "kvlift": self._record.as_json()}))
 
 
-class InFlight:
-    """Counts the requests that are being served; a context manager per request."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __enter__(self) -> None:
-        self.count += 1
-
-    def __exit__(self, *_: object) -> None:
-        self.count -= 1
-
-
 class Reply(Response):
     """Runs one request and sends its answer. A client that hangs up ends everything that runs for it."""
 
@@ -122,6 +110,7 @@ class Reply(Response):
                     await self._send_whole(answer, scope, receive, send)
             finally:
                 await answer.attempt.aclose()
+            self._cascade.follow_up(self._request, answer)
 
     async def _send_stream(self, answer: Answer, send: Send) -> None:
         editor = Editor(self._request, self._record)

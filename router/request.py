@@ -9,10 +9,14 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from policies import RequestFacts
+from policies import Finish, RequestFacts
+from router.config import Selector
 from router.errors import RequestError
+
+_SHAPES_PROMPT = ("tools", "chat_template_kwargs", "reasoning_effort", "cache_salt", "lora_path", "priority", "user")
+"""Body keys, beside the messages, on which a prompt, its place in a cache and its order of service depend."""
 
 
 class Options(BaseModel):
@@ -22,8 +26,16 @@ class Options(BaseModel):
 
     policy: str | None = None
     rho: float | None = Field(default=None, ge=0, le=1)
-    lift: Literal["auto", "never", "require"] = "auto"
+    coverage: float | None = Field(default=None, ge=0, le=1)
+    selector: Selector | None = None
+    lift: Literal["auto", "never", "require"] = "auto"  # require: whether it is expected to be faster or not
     debug: bool = False  # show the text of discarded attempts
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> Options:
+        if self.rho is not None and self.coverage is not None:
+            raise ValueError("give either rho or coverage")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +94,40 @@ class ChatRequest:
             body["extra_key"] = namespace
         return body
 
+    def for_check(self, served: str, answer: Finish, question: str, alternatives: int) -> dict[str, Any]:
+        """The body that asks the worker of `answer` about it, in one token.
+
+        The prompt is the answered one and its continuation, so that the worker has most of it cached. Nothing that
+        steers sampling is taken over: the reply is neither JSON nor a tool call, and its log-probabilities are those
+        at temperature 1, to which SGLang turns a greedy request.
+        """
+        body = {key: self.body[key] for key in _SHAPES_PROMPT if key in self.body}
+        template = body.get("chat_template_kwargs") or {}
+        messages = self.body.get("messages") or []
+        return {
+            **body,
+            "model": served,
+            "messages": [*messages, _said(answer), {"role": "user", "content": question}],
+            "chat_template_kwargs": {**template, "enable_thinking": False},  # the one token is the reply
+            "max_tokens": 1,
+            "temperature": 0,
+            "logprobs": True,
+            "top_logprobs": alternatives,
+        }
+
     def facts(self) -> RequestFacts:
-        """What a policy may know before the attempt."""
+        """What a policy may know of the request itself; what the router knows is not filled in."""
         messages = self.body.get("messages")
-        messages = messages if isinstance(messages, list) else []
+        messages = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
         response_format = self.body.get("response_format")
         return RequestFacts(
-            characters=sum(_characters(message) for message in messages),
+            characters=sum(len(_text(message)) for message in messages),
             messages=len(messages),
             has_tools=bool(self.body.get("tools")),
             wants_json=isinstance(response_format, dict) and response_format.get("type") != "text",
+            text=next((_text(message) for message in reversed(messages) if message.get("role") == "user"), None),
+            tool_names=_tool_names(self.body.get("tools")),
+            answer_limit=self.answer_limit(),
         )
 
     def refuse_choices(self, tiers: list[str]) -> None:
@@ -105,10 +141,10 @@ class ChatRequest:
                 param="n",
             )
 
-    def answer_tokens(self) -> int:
-        """The most tokens the client lets the answer have; 0 where it set none."""
+    def answer_limit(self) -> int | None:
+        """The most tokens the client lets the answer have; None where it set none."""
         limits = (self.body.get(key) for key in ("max_completion_tokens", "max_tokens"))
-        return next((limit for limit in limits if type(limit) is int), 0)
+        return next((limit for limit in limits if type(limit) is int), None)
 
 
 def _options(value: Any) -> Options:
@@ -140,11 +176,32 @@ def _typed(body: dict[str, Any], key: str, kind: type) -> Any:
     return value
 
 
-def _characters(message: Any) -> int:
-    content = message.get("content") if isinstance(message, dict) else None
+def _text(message: dict[str, Any]) -> str:
+    """The text of a message; its parts on lines of their own. Images and other parts have none."""
+    content = message.get("content")
     if isinstance(content, str):
-        return len(content)
-    if not isinstance(content, list):
-        return 0
-    texts = (part.get("text") for part in content if isinstance(part, dict))
-    return sum(len(text) for text in texts if isinstance(text, str))
+        return content
+    parts = [part.get("text") for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    return "\n".join(part for part in parts if isinstance(part, str))
+
+
+def _tool_names(tools: Any) -> tuple[str, ...] | None:
+    """The names of the offered functions, none where no tool is offered; None where they cannot be read."""
+    if not tools:
+        return ()
+    if not isinstance(tools, list):
+        return None
+    functions = [tool.get("function") for tool in tools if isinstance(tool, dict)]
+    names = [function.get("name") for function in functions if isinstance(function, dict)]
+    readable = [name for name in names if isinstance(name, str)]
+    return tuple(readable) if len(readable) == len(tools) else None
+
+
+def _said(answer: Finish) -> dict[str, Any]:
+    """The complete answer as a message."""
+    calls = [
+        {"id": f"call_{place}", "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for place, call in enumerate(answer.tool_calls or ())
+    ]
+    message = {"role": "assistant", "content": answer.text}
+    return {**message, "tool_calls": calls} if calls else message

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from router.config import Limits, Tier
 from router.errors import ConfigError, UpstreamBroken, UpstreamError, UpstreamRefused, UpstreamStatus
+from router.traffic import InFlight
 
 # Less than the 5 s after which uvicorn, and so SGLang, closes an idle connection: a request must not meet the close.
 _KEEP_IDLE_S = 4.0
@@ -42,6 +43,16 @@ class Capabilities(BaseModel):
     packs: list[Pack] = []
 
 
+class _Load(BaseModel):
+    num_waiting_reqs: int
+
+
+class _Loads(BaseModel):
+    """SGLang's `/v1/loads`, one entry per data-parallel rank."""
+
+    loads: list[_Load]
+
+
 class Worker:
     """The worker of one tier. `aclose` ends its connections."""
 
@@ -55,6 +66,7 @@ class Worker:
         self.name = tier.name
         self.address = tier.address.rstrip("/")
         self.api_key = tier.api_key()
+        self.in_flight = InFlight()  # chat calls
         headers = {"accept-encoding": "identity", "content-type": "application/json"}
         if self.api_key:
             headers["authorization"] = f"Bearer {self.api_key}"
@@ -92,6 +104,11 @@ class Worker:
     async def capabilities(self, timeout_s: float) -> Capabilities:
         """Asks `/kv/capabilities`. Raises `UpstreamError`, or pydantic's `ValidationError`."""
         return Capabilities.model_validate_json((await self._get("/kv/capabilities", timeout_s)).content)
+
+    async def queued(self, timeout_s: float) -> int:
+        """Asks `/v1/loads` how many requests wait. Raises `UpstreamError`, or pydantic's `ValidationError`."""
+        told = await self._get("/v1/loads?include=core", timeout_s)
+        return sum(load.num_waiting_reqs for load in _Loads.model_validate_json(told.content).loads)
 
     async def lift(self, payload: dict[str, Any], timeout_s: float) -> bytes:
         """Posts `/kv/lift` and returns the answer's body. Raises `UpstreamError`."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,9 @@ from rich.console import Console
 
 from router.config import Config, Health, Listen, Start, Tier, load_config
 from router.demo.memory import PeakMemory
+from router.demo.pair import load_pair
 from router.demo.quality import show_quality
 from router.demo.speed import show_speed
-from router.errors import SuperviseError
 from router.up import Ready, run
 
 EXAMPLE = Path(str(files("router"))) / "examples" / "laptop.yaml"
@@ -50,7 +48,7 @@ def run_demo(results: Path, console: Console) -> None:
     run(example, console, quality)
 
     console.rule("Speed: the load pair")
-    folder = _load_pair(console)
+    folder = load_pair(console)
 
     async def speed(ready: Ready) -> None:
         source, target = (tier.address or "" for tier in ready.config.tiers)
@@ -64,16 +62,6 @@ def run_demo(results: Path, console: Console) -> None:
     results.write_text(json.dumps(found, indent=2) + "\n")
     console.print(f"All processes together held at most {memory.peak_gb:.1f} GB. Figures: {results}\n")
     console.print(_HOW_TO_TALK.format(example=EXAMPLE), highlight=False, soft_wrap=True)
-
-
-def _load_pair(console: Console) -> Path:
-    """The pair's folder, made by a process of its own: the router never imports torch."""
-    console.print("the load pair: random weights, a 120M target and a 20M source; made once, then kept")
-    command = [sys.executable, "-m", "router.cli", "bench", "make-pair"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise SuperviseError(f"the load pair could not be made: `kvlift bench make-pair` ended with {done.returncode}")
-    return Path(done.stdout.strip().splitlines()[-1])
 
 
 def _speed_config(folder: Path) -> Config:

@@ -49,7 +49,7 @@ class Repair:
         return budget_of(self.rho, self.coverage)
 
 
-class _Forced(NamedTuple):
+class Forced(NamedTuple):
     """A teacher-forced continuation: log-probabilities [n, V] and attention outputs [layers, n, heads, d]."""
 
     log_probs: torch.Tensor
@@ -80,17 +80,17 @@ def measure(
         block_of_other = source_block(source, other, repair.selector)
         rows, logits = target.prefill([ids], spare=CONTINUATION)
         answer = target.greedy(rows, logits, CONTINUATION, stop=[])[0]
-        native = _force(target, _native(target, ids), ids, answer)
+        native = force(target, _native(target, ids), ids, answer)
         row, share = _lifted(target, ids, block, maps, repair)
-        lifted = _force(target, row, ids, answer)
+        lifted = force(target, row, ids, answer)
         caches = {
             "target": native,
             "lifted": lifted,
-            "wrong_prompt": _force(target, _lifted(target, other, block_of_other, maps, repair)[0], other, answer),
-            "no_context": _force(target, target.row(1 + CONTINUATION), ids[-1:], answer),
+            "wrong_prompt": force(target, _lifted(target, other, block_of_other, maps, repair)[0], other, answer),
+            "no_context": force(target, target.row(1 + CONTINUATION), ids[-1:], answer),
         }
         for name, forced in caches.items():
-            arms[name].append(_compare(native, forced, answer))
+            arms[name].append(compare(native, forced, answer))
         cosines.append(
             torch.cosine_similarity(native.attention.flatten(2), lifted.attention.flatten(2), dim=-1).mean(1)
         )
@@ -123,16 +123,16 @@ def _lifted(
     return row, len(plan.compute) / len(ids)
 
 
-def _force(target: TransformersExecutor, row: Row, ids: Sequence[int], answer: Sequence[int]) -> _Forced:
+def force(target: TransformersExecutor, row: Row, ids: Sequence[int], answer: Sequence[int]) -> Forced:
     """Runs the prompt's last token and the answer but its last one behind the row's first len(ids) - 1."""
     tokens = torch.tensor([ids[-1], *answer[:-1]])
     positions = torch.arange(len(ids) - 1, len(ids) - 1 + len(tokens))
     probe = Probe()
     hidden = target.compute([Work(row, tokens, positions)], probe)[0]
-    return _Forced(target.logits(hidden).log_softmax(-1), torch.stack(probe.outputs))
+    return Forced(target.logits(hidden).log_softmax(-1), torch.stack(probe.outputs))
 
 
-def _compare(native: _Forced, other: _Forced, answer: Sequence[int]) -> tuple[float, float, int]:
+def compare(native: Forced, other: Forced, answer: Sequence[int]) -> tuple[float, float, int]:
     """Agreeing tokens, summed KL (nats), tokens."""
     agree = int((other.log_probs.argmax(-1).cpu() == torch.tensor(answer)).sum())
     kl = (native.log_probs.exp() * (native.log_probs - other.log_probs)).sum()

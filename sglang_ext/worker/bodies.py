@@ -55,6 +55,7 @@ class ExportBody(_Body):
     input_ids: list[int] = Field(min_length=1)
     cache_salt: str | None = None
     attention: bool = Field(False, description="also say how much attention each token received")
+    keep_s: float | None = Field(None, gt=0, le=900, description="how long the block waits for its reader")
 
 
 class ReleaseBody(_Body):

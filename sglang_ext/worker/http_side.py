@@ -27,7 +27,7 @@ from sglang_ext.worker.settings import WorkerSettings
 from sglang_ext.worker.transport import SharedMemory
 
 PROTOCOL = 1
-EXPORT_KEPT = 6  # times the transfer timeout that a block waits for its reader
+EXPORT_KEPT = 6  # times the transfer timeout that a block waits for a reader who did not say how long he may take
 
 
 class HttpSide:
@@ -86,7 +86,7 @@ class HttpSide:
         message = ExportReq(rid=_rid(), ids=body.input_ids, cache_salt=body.cache_salt, attention=body.attention)
         answer = await self._scheduler.ask(message, self._settings.transfer_timeout_s)
         if "handle" in answer:  # a reader that dies before it comes must not hold this host's memory
-            wait = EXPORT_KEPT * self._settings.transfer_timeout_s
+            wait = body.keep_s or EXPORT_KEPT * self._settings.transfer_timeout_s
             asyncio.get_running_loop().call_later(wait, self._transport.drop, answer["handle"])
         return {"transport": self._transport.name, **answer}
 
@@ -130,7 +130,7 @@ class HttpSide:
         timeout = body.timeout_s or self._settings.transfer_timeout_s
         try:
             async with asyncio.timeout(timeout):
-                answer = await self._export_and_lift(body, ids, pack, rho, lease)
+                answer = await self._export_and_lift(body, ids, pack, rho, lease, timeout)
         except TimeoutError:
             self._give_up(lease)
             answer = fallback(f"the lift took longer than {timeout} s")
@@ -148,9 +148,9 @@ class HttpSide:
         return costs.choose(pack.weights_sha256, length, budget, body.when == ALWAYS)
 
     async def _export_and_lift(
-        self, body: LiftBody, ids: list[int], pack: Manifest, rho: float, lease: str
+        self, body: LiftBody, ids: list[int], pack: Manifest, rho: float, lease: str, timeout: float
     ) -> dict[str, Any]:
-        exported = await self._ask_source(body, ids)
+        exported = await self._ask_source(body, ids, timeout)
         if exported["tokens"] == 0:
             raise TransferError(exported.get("reason") or "the source worker holds no KV of this prompt")
         digest = pack.weights_sha256
@@ -177,8 +177,11 @@ class HttpSide:
         else:
             self._counters.lifts_failed += 1
 
-    async def _ask_source(self, body: LiftBody, ids: list[int]) -> dict[str, Any]:
-        """The source's answer to /kv/export. Raises TransferError where it does not come."""
+    async def _ask_source(self, body: LiftBody, ids: list[int], timeout: float) -> dict[str, Any]:
+        """The source's answer to /kv/export. Raises TransferError where it does not come.
+
+        The block waits as long as the lift may take: many lifts at once queue for the scheduler behind each other.
+        """
         if self._client is None:
             self._client = httpx.AsyncClient(timeout=None)
         source = body.source
@@ -186,7 +189,10 @@ class HttpSide:
         try:
             reply = await self._client.post(
                 f"{source.url.rstrip('/')}/kv/export",
-                json={"input_ids": ids, "cache_salt": source.cache_salt, "attention": needs_attention(body.selector)},
+                json={
+                    "input_ids": ids, "cache_salt": source.cache_salt, "keep_s": timeout,
+                    "attention": needs_attention(body.selector),
+                },
                 headers=headers,
             )
             reply.raise_for_status()

@@ -86,18 +86,11 @@ class Lifter:
         return dropped
 
     def advance(self, most_positions: int | None) -> list[tuple[LiftReq, Answer]]:
-        """Takes lifts on; returns those that have ended, with their answers.
+        """Takes one batch of lifts on; returns those that have ended, with their answers.
 
-        most_positions: recompute so many in one batch and leave the rest for the next call; None goes on until
-        nothing is left. A lift that fails gives its slots back and answers `fallback_prefill` with the reason;
-        the others go on.
+        most_positions: recompute so many and leave the rest for the next call; None sets no limit but that of the
+        batch. A lift that fails gives its slots back and answers `fallback_prefill` with the reason; the others go on.
         """
-        ended = self._one_batch(most_positions)
-        while self.busy and most_positions is None:
-            ended += self._one_batch(None)
-        return ended
-
-    def _one_batch(self, most_positions: int | None) -> list[tuple[LiftReq, Answer]]:
         ended: list[tuple[LiftReq, Answer]] = []
         ours: list[OpenLift] = []
         works: list[Work] = []

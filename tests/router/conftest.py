@@ -13,13 +13,15 @@ import pytest
 
 from router.app import create_app
 from router.config import Config
-from tests.router.fake_worker import FakeWorker, Script, capabilities, serving, until
+from tests.router.fake_worker import FakeWorker, Script, capabilities, packs, serving, until
 
 MESSAGES = [{"role": "user", "content": "Who are you?"}]
 
 
 class House:
     """Small and large worker, and the router before them."""
+
+    middle: FakeWorker  # in a house of three tiers
 
     def __init__(self, stack: ExitStack, wait: bool = True, **overrides: Any) -> None:
         self.small, self.large = FakeWorker("served-small"), FakeWorker("served-large")
@@ -81,6 +83,31 @@ def build() -> Iterator[Callable[..., House]]:
         yield lambda **overrides: House(stack, **overrides)
 
 
+@pytest.fixture
+def build_three(build) -> Iterator[Callable[..., House]]:
+    """Makes a house of three tiers, `house.middle` between the two; each tier can lift to every later one."""
+    middle = FakeWorker("served-middle")
+
+    def make(**overrides: Any) -> House:
+        tiers = ("small", "middle", "large")
+        pairs = [("small", "middle"), ("small", "large"), ("middle", "large")]
+        middle.reset(
+            Script(words=["middle", " says"], capabilities=capabilities("middle", packs=packs("small-to-middle")))
+        )
+        lift = {"pairs": [{"source": s, "target": t, "pack": f"{s}-to-{t}"} for s, t in pairs]}
+        tier = {"name": "middle", "served": "served-middle", "address": middle.address}
+        house = build(**{"middle": tier, "lift": lift, **overrides})
+        house.middle = middle
+        large = capabilities("large", packs=packs("small-to-large", "middle-to-large"))
+        house.large.script.capabilities = large
+        house.gateway.monitor["large"].capabilities = None  # learned anew at the next probe
+        until(lambda: all(house.gateway.monitor[name].capabilities for name in tiers))
+        return house
+
+    with serving(middle.app()) as middle.address:
+        yield make
+
+
 @pytest.fixture(scope="session")
 def standing_house() -> Iterator[House]:
     with ExitStack() as stack:
@@ -93,6 +120,12 @@ def house(standing_house: House) -> House:
     until(lambda: standing_house.gateway.idle and standing_house.gateway.monitor.all_up())
     standing_house.reset()
     return standing_house
+
+
+@pytest.fixture(params=[False, True], ids=["buffered", "streamed"])
+def stream(request: pytest.FixtureRequest) -> bool:
+    """Both ways to ask, for laws that hold for both."""
+    return bool(request.param)
 
 
 def contents(lines: list[str]) -> str:

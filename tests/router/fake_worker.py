@@ -39,13 +39,20 @@ class Script:
     lift_status: int = 200
     lift_delay_s: float = 0.0
     health_status: int = 200
+    check: dict[str, float] = field(default_factory=dict)  # a question's reply: log-probabilities of its first token
+    check_status: int = 200
+    check_s: float = 0.0
+    queued: int | None = None  # what /v1/loads tells
     capabilities: dict[str, Any] | None = None
     prompt_tokens: int = 11
     cached_tokens: int = 5
 
 
 class FakeWorker:
-    """`calls` are the chat bodies, `lifts` the lift bodies, `headers` of each call; `aborted` counts hang-ups."""
+    """`calls` are the chat bodies, `checks` those that ask for one token, `lifts` the lift bodies.
+
+    `headers` are those of each call; `aborted` counts hang-ups.
+    """
 
     def __init__(self, served: str) -> None:
         self.served = served
@@ -57,6 +64,7 @@ class FakeWorker:
         """Forgets what was asked and follows `script` from now on."""
         self.script = script
         self.calls: list[dict[str, Any]] = []
+        self.checks: list[dict[str, Any]] = []
         self.lifts: list[dict[str, Any]] = []
         self.headers: list[tuple[str, dict[str, str]]] = []
         self.connections: set[Any] = set()
@@ -86,6 +94,13 @@ class FakeWorker:
             told = self.script.capabilities
             return JSONResponse(told, 200) if told else JSONResponse({"error": "not found"}, 404)
 
+        @app.get("/v1/loads")
+        async def loads() -> Response:
+            told = self.script.queued
+            if told is None:
+                return JSONResponse({"error": "not found"}, 404)
+            return JSONResponse({"loads": [{"dp_rank": 0, "num_waiting_reqs": told}]})
+
         @app.post("/kv/lift")
         async def lift(request: Request) -> Response:
             self.lifts.append(await request.json())
@@ -95,8 +110,10 @@ class FakeWorker:
         @app.post("/v1/chat/completions")
         async def chat(request: Request) -> Response:
             body = await request.json()
-            self.calls.append(body)
             script = self.script
+            if body.get("max_tokens") == 1:
+                return await self._reply(body)
+            self.calls.append(body)
             if script.status != 200 and (script.fail_times is None or len(self.calls) <= script.fail_times):
                 return JSONResponse(script.error or {"error": {"message": "no", "code": script.status}}, script.status)
             if body.get("stream"):
@@ -104,6 +121,18 @@ class FakeWorker:
             return await self._buffered(request, body)
 
         return app
+
+    async def _reply(self, body: dict[str, Any]) -> Response:
+        """To a question about an answer: one token."""
+        self.checks.append(body)
+        await asyncio.sleep(self.script.check_s)
+        if self.script.check_status != 200:
+            return JSONResponse({"error": {"message": "no"}}, self.script.check_status)
+        top = [{"token": text, "logprob": value, "bytes": None} for text, value in self.script.check.items()]
+        entry = {**(top or [{"token": "?", "logprob": -9.0, "bytes": None}])[0], "top_logprobs": top}
+        message = {"role": "assistant", "content": entry["token"]}
+        choice = {"index": 0, "message": message, "finish_reason": "length", "logprobs": {"content": [entry]}}
+        return JSONResponse({**self._head(body, "chat.completion"), "choices": [choice], "usage": self._usage()})
 
     async def _guarded(self, events: AsyncIterator[str]) -> AsyncIterator[str]:
         self.running += 1
@@ -230,14 +259,6 @@ def _sse(value: Any) -> str:
 
 def capabilities(served: str, **changes: Any) -> dict[str, Any]:
     """What a worker says that can lift from the worker `small`."""
-    pack = {
-        "name": "small-to-large",
-        "digest": "d-pack",
-        "source_model_digest": "d-small",
-        "accepted": True,
-        "bench_only": False,
-        "reason": None,
-    }
     told = {
         "protocol": 1,
         "model": served,
@@ -247,10 +268,25 @@ def capabilities(served: str, **changes: Any) -> dict[str, Any]:
         "geometry": {},
         "page_size": 1,
         "context_length": 4096,
-        "packs": [pack] if served == "large" else [],
+        "packs": [{**packs("small-to-large")[0], "digest": "d-pack"}] if served == "large" else [],
         "transports": ["shm"],
     }
     return {**told, **changes}
+
+
+def packs(*names: str) -> list[dict[str, Any]]:
+    """What a worker says of the packs that it has loaded, each named SOURCE-to-TARGET."""
+    return [
+        {
+            "name": name,
+            "digest": f"d-{name}",
+            "source_model_digest": f"d-{name.split('-to-')[0]}",
+            "accepted": True,
+            "bench_only": False,
+            "reason": None,
+        }
+        for name in names
+    ]
 
 
 def applied(**changes: Any) -> dict[str, Any]:
@@ -261,6 +297,10 @@ def applied(**changes: Any) -> dict[str, Any]:
         "namespace": "ns-1",
         "tokens": {"prompt": 11, "prefix": 0, "lifted": 7, "recomputed": 4},
         "rho": 0.3,
+        "coverage": None,
+        "selector": "rank_disagreement",
+        "chosen_rho": 0.45,
+        "choice": {"native_ms": 30.0, "lift_ms": 20.0, "chosen": "lift"},
         "bytes": 4096,
         "ms": {"export": 1.0, "transfer": 1.0, "map": 1.0, "score": 1.0, "recompute": 1.0, "insert": 1.0, "total": 6.0},
         **changes,

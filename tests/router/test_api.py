@@ -93,7 +93,7 @@ def test_case_63_a_worker_sees_its_own_key_and_never_the_clients(build, monkeypa
     seen = {path: headers.get("authorization") for path, headers in house.large.headers}
     # case 64: health and introspection carry it too
     assert seen == dict.fromkeys(
-        ("/health", "/kv/capabilities", "/kv/lift", "/v1/chat/completions"), "Bearer worker-secret"
+        ("/health", "/kv/capabilities", "/v1/loads", "/kv/lift", "/v1/chat/completions"), "Bearer worker-secret"
     )
     ours = [record.getMessage() for record in caplog.records if record.name.startswith("router")]
     assert ours and not any(secret in line for secret in SECRETS for line in ours)

@@ -102,6 +102,37 @@ def test_a_good_file_is_what_it_says(tmp_path):
             "lift: {rho: 1.5}\nlimits:",
             "c.yaml:15: lift.rho: Input should be less than or equal to 1 (found 1.5)",
         ),
+        (
+            "limits:",
+            "lift: {rho: 0.3, coverage: 0.5}\nlimits:",
+            "c.yaml:15: lift: give either 'rho' or 'coverage'",
+        ),
+        (
+            "limits:",
+            "lift: {when: never}\nlimits:",
+            "c.yaml:15: lift.when: Input should be 'faster' or 'always'",
+        ),
+        (
+            "limits:",
+            "lift: {selector: magic}\nlimits:",
+            "c.yaml:15: lift.selector: String should match pattern",
+        ),
+        (
+            "    method: avg_logprob\n    threshold: -0.5",
+            "    method: any\n    of:\n      - {method: empty}\n      - {method: tools, to: huge}",
+            "c.yaml:15: policies.sure.of.1.to: no tier 'huge'; tiers: small, large",
+        ),
+        (
+            "    method: avg_logprob\n    threshold: -0.5",
+            "    method: shadow\n    of: {method: weighted, votes: [{policy: {method: tier_ready, tier: huge}}]}",
+            "c.yaml:13: policies.sure.of.votes.0.policy.tier: no tier 'huge'; tiers: small, large",
+        ),
+        (
+            "    method: avg_logprob\n    threshold: -0.5",
+            "    method: any\n    of:\n      - {method: shadow, of: {method: empty}}",
+            "c.yaml:14: policies.sure.of.0.method: Input tag 'shadow'",
+        ),
+        ("  retries: 1", "  max_shadow: 0", "c.yaml:16: limits.max_shadow: Input should be greater than or equal to 1"),
         ("  retries: 1", "  retries: 1\n  retries: 2", "c.yaml:17: retries: given twice, first on line 16"),
         ("limits:", "limits: [", "c.yaml: not YAML"),
     ],

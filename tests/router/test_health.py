@@ -32,6 +32,8 @@ class Probed:
     async def capabilities(self, timeout_s):
         raise UpstreamError("w", "upstream_404", "no such route")
 
+    queued = capabilities
+
 
 BAD = UpstreamError("w", "timeout", "no answer")
 

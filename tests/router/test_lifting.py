@@ -5,7 +5,9 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import pytest
+from pydantic import TypeAdapter
 
+from router.config import Selector
 from router.lifting import why_unsupported
 from router.worker import Capabilities
 from tests.router.conftest import MESSAGES, House, contents, extension
@@ -36,6 +38,7 @@ def test_an_applied_lift_names_its_namespace_in_the_chat_request(unsure, stream)
         "pack": "small-to-large",
         "rho": 0.3,
         "selector": "rank_disagreement",
+        "when": "faster",
         "cache_salt": "tenant",
         "lease_s": 10.0,
         "timeout_s": 5.0,
@@ -107,19 +110,78 @@ def test_lift_require_without_a_source_is_an_error(unsure):
     assert unsure.ask(kvlift={"lift": "require"}).status_code == 503
 
 
-@pytest.mark.parametrize("rho", [0, 0.7, 1])
-def test_a_request_may_set_its_budget(unsure, rho):
-    unsure.ask(kvlift={"rho": rho})
-    assert unsure.large.lifts[0]["rho"] == rho
+BUDGET = ("rho", "coverage")
+
+
+def budget_of(lift):
+    return {key: lift[key] for key in BUDGET if key in lift}
+
+
+@pytest.mark.parametrize("budget", [{"rho": 0}, {"rho": 0.7}, {"rho": 1}, {"coverage": 0}, {"coverage": 0.5}])
+def test_a_request_may_set_its_budget(unsure, budget):
+    unsure.ask(kvlift=budget)
+    assert budget_of(unsure.large.lifts[0]) == budget
+
+
+@pytest.mark.parametrize("own", [{}, {"rho": 0.1}, {"coverage": 0.2}])
+@pytest.mark.parametrize("configured", [{"rho": 0.5}, {"coverage": 0.6}])
+def test_a_requests_budget_comes_before_the_configs_and_only_one_is_sent(build, configured, own):
+    pairs = [{"source": "small", "target": "large", "pack": "d-pack"}]
+    house = build(lift={"pairs": pairs, **configured})
+    house.small.script.logprob = UNSURE
+    house.ask(kvlift=own)
+    assert budget_of(house.large.lifts[0]) == (own or configured)
 
 
 def test_the_lift_keys_of_the_config_reach_the_worker(build):
     pairs = [{"source": "small", "target": "large", "pack": "d-pack"}]
-    house = build(lift={"pairs": pairs, "rho": 0.5, "selector": "random", "lease_s": 3, "timeout_s": 2})
+    keys = {"rho": 0.5, "selector": "random", "when": "always", "lease_s": 3, "timeout_s": 2}
+    house = build(lift={"pairs": pairs, **keys})
     house.small.script.logprob = UNSURE
     house.ask()
-    sent = {key: house.large.lifts[0][key] for key in ("pack", "rho", "selector", "lease_s", "timeout_s")}
-    assert sent == {"pack": "d-pack", "rho": 0.5, "selector": "random", "lease_s": 3, "timeout_s": 2}
+    house.ask(kvlift={"selector": "random:7"})
+    sent = [{key: lift[key] for key in ("pack", *keys)} for lift in house.large.lifts]
+    assert sent == [{"pack": "d-pack", **keys}, {"pack": "d-pack", **keys, "selector": "random:7"}]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"selector": "magic"}, "rank_disagreement|source_attention|random"),
+        ({"selector": "random:x"}, "selector"),
+        ({"coverage": 1.1}, "coverage"),
+        ({"rho": 0.3, "coverage": 0.5}, "either rho or coverage"),
+    ],
+)
+def test_malformed_lift_options_are_a_400_that_names_them(unsure, options, named):
+    response = unsure.ask(kvlift=options)
+    assert response.status_code == 400 and named in response.json()["error"]["message"]
+
+
+def test_the_router_knows_the_selectors_of_the_worker():
+    from sglang_ext.transfer.selectors import NAMES
+
+    taken = TypeAdapter(Selector)
+    for name in (*NAMES, "random:12"):
+        assert taken.validate_python(name) == name
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_declined_lift_is_answered_natively_and_says_why(unsure, stream):
+    choice = {"native_ms": 5.0, "lift_ms": 9.0, "chosen": "native"}
+    reason = "a native prefill is expected to be faster"
+    unsure.large.script.lift = {"status": "fallback_prefill", "reason": reason, "choice": choice, "rho": 0.3}
+    response = unsure.ask(stream=stream)
+    assert response.headers["x-kvlift-lift"] == "fallback_prefill"
+    assert "extra_key" not in unsure.large.calls[0]
+    _, lines = unsure.stream()
+    assert (extension(lines)["lift"]["reason"], extension(lines)["lift"]["choice"]) == (reason, choice)
+
+
+def test_a_required_lift_is_asked_for_in_any_case(unsure):
+    unsure.ask(kvlift={"lift": "require"})
+    unsure.ask(kvlift={"lift": "auto"})
+    assert [lift["when"] for lift in unsure.large.lifts] == ["always", "faster"]
 
 
 def test_a_failed_small_attempt_is_not_lifted(unsure):

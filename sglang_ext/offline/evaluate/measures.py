@@ -84,7 +84,7 @@ class Fidelity:
         """Per prompt the target's answer and its own forced continuation."""
         answers = target.greedy(rows, logits, acceptance.CONTINUATION, stop=[])
         return [
-            (answer, acceptance._force(target, row, ids, answer))
+            (answer, acceptance.force(target, row, ids, answer))
             for row, ids, answer in zip(rows, batch.prompts, answers)
         ]
 
@@ -98,8 +98,8 @@ class Fidelity:
     ) -> list[Outcome]:
         found = []
         for digest, row, ids, (answer, native) in zip(batch.digests, rows, batch.prompts, reference):
-            forced = acceptance._force(model, row, ids, answer)
-            agree, kl, tokens = acceptance._compare(native, forced, answer)
+            forced = acceptance.force(model, row, ids, answer)
+            agree, kl, tokens = acceptance.compare(native, forced, answer)
             found.append(Outcome(item=digest, agree=agree, kl=kl, tokens=tokens))
         return found
 
