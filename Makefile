@@ -1,6 +1,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
+CORES = $(shell nproc)
 
-.PHONY: demo test
+.PHONY: demo test evaluate bench loadtest
 
 demo: .venv/ready
 	.venv/bin/kvlift demo
@@ -8,6 +9,18 @@ demo: .venv/ready
 test: .venv/ready
 	.venv/bin/python -m pytest
 
-# Everything that both need, once: see tools/setup.py.
+# The tiny family's whole table: results/evaluate.json and plots. Small models are fastest on one thread.
+evaluate: .venv/ready
+	OMP_NUM_THREADS=1 .venv/bin/kvlift evaluate --preset family
+
+# Native prefill against the lift: results/bench.json and plots.
+bench: .venv/ready
+	.venv/bin/kvlift bench prefill --preset two-cores --threads $(CORES)
+
+# Saturation and a short sweep on the load pair: results/loadtest/. The whole protocol: make loadtest FULL=--full
+loadtest: .venv/ready
+	.venv/bin/kvlift loadtest all results/loadtest $(FULL)
+
+# Everything that they need, once: see tools/setup.py.
 .venv/ready: pyproject.toml tools/setup.py
 	$(PYTHON) tools/setup.py
