@@ -37,6 +37,10 @@ class Options(BaseModel):
             raise ValueError("give either rho or coverage")
         return self
 
+    def chooses_lift(self) -> bool:
+        """Whether something is said of how to lift, which a request to one tier alone never does."""
+        return self.lift == "require" or any(x is not None for x in (self.rho, self.coverage, self.selector))
+
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:

@@ -28,10 +28,10 @@ class Routes:
     def find(self, model: str, options: Options) -> Route:
         """Raises `RequestError`: 404 for an unknown model, 400 for options that contradict it."""
         if tier := self._pins.get(model):
-            if options.policy is not None or options.rho is not None or options.lift == "require":
+            if options.policy is not None or options.chooses_lift():
                 raise RequestError(
                     f"model {model!r} pins a tier, which neither escalates nor lifts; "
-                    "leave out policy, rho and lift, or set model to a policy",
+                    "leave out policy, rho, coverage, selector and lift, or set model to a policy",
                     code="invalid_value",
                     param="kvlift",
                 )
