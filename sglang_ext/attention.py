@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+LAST_QUERIES = 32  # whose attention the attention selectors read (section 2.2), in the last quarter of the layers
+
 # Query rows of a block, all the query heads of one KV head counted: torch's kernel on a CPU works fastest from 768
 # rows on (70 GFLOP/s a core, against 57 at 256 and 50 at 128), but a block of B out of S computed positions reads
 # about B / S too much.
@@ -26,11 +28,13 @@ def frontier_attention(
     values: torch.Tensor,
     scale: float,
     block: int | None = None,
+    on_device: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of one prompt's computed positions over its whole cache.
 
     query: [S, query_heads, head_dim]; positions: int64 [S], sorted; keys, values: [T, kv_heads,
-    head_dim] with row p at position p; block: positions per block, by default what is fastest for S; returns
+    head_dim] with row p at position p; block: positions per block, by default what is fastest for S; on_device:
+    the positions again, where the query is, for callers that copy them once for all layers. Returns
     [S, query_heads, value_dim] in the query's dtype. Softmax runs in float32. Nothing is mutated.
     """
     rows, query_heads, head_dim = query.shape
@@ -49,11 +53,11 @@ def frontier_attention(
     folded = query.view(rows, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     out = query.new_empty(rows, query_heads, values.shape[-1])
     ends = positions.tolist()
-    positions = positions.to(query.device)
+    on_device = positions.to(query.device) if on_device is None else on_device
     for start in range(0, rows, block):
         stop = min(start + block, rows)
         frontier = ends[stop - 1] + 1
-        hidden = torch.arange(frontier, device=query.device) > positions[start:stop, None]
+        hidden = torch.arange(frontier, device=query.device) > on_device[start:stop, None]
         bias = torch.zeros_like(hidden, dtype=query.dtype).masked_fill_(hidden, float("-inf"))
         mixed = scaled_dot_product_attention(
             folded[:, :, start:stop].reshape(1, kv_heads, group * (stop - start), head_dim),

@@ -40,6 +40,7 @@ def run_worker(
     ] = None,
     acceptance: Annotated[float, typer.Option(min=0, max=1, help="least recovered share of a pack's record")] = 0.8,
     allow_bench_pack: Annotated[bool, typer.Option(help="also lift with packs of random weights")] = False,
+    kernels: Annotated[bool, typer.Option("--kernels/--no-kernels", help="Triton kernels, on a CUDA device")] = True,
     workers_on_host: Annotated[int, typer.Option(min=1, help="workers that share the cores, without a GPU")] = 2,
 ) -> None:
     """Serve a model with SGLang and kvlift's plugin. Every other option goes to SGLang's server as it is."""
@@ -50,7 +51,7 @@ def run_worker(
     settings = WorkerSettings(
         packs=tuple(str(folder.resolve()) for folder in pack or ()),
         allow_bench_pack=allow_bench_pack, acceptance_threshold=acceptance, rho=rho,
-        recompute_tokens=recompute_tokens,
+        recompute_tokens=recompute_tokens, kernels=kernels,
     )  # fmt: skip
     try:
         launch.run_worker(model, context.args, settings, workers_on_host)

@@ -52,7 +52,8 @@ def _check(
     check_rotation(table, len(slots), shape[-1], device)
 
 
-@triton.jit
+# The counts differ from prompt to prompt: a variant of the kernel for some of them would be compiled inside a request.
+@triton.jit(do_not_specialize=["count"])
 def _gather(
     keys, values, slots, table, out_keys, out_values, count,
     key_slot, key_head, value_slot, value_head, out_token, out_head,

@@ -52,7 +52,8 @@ def _check(
     return keys.shape
 
 
-@triton.jit
+# The counts differ from prompt to prompt: a variant of the kernel for some of them would be compiled inside a request.
+@triton.jit(do_not_specialize=["count"])
 def _scatter(
     keys, values, table, slots, key_buffer, value_buffer, count,
     key_token, key_head, value_token, value_head, to_key_slot, to_key_head, to_value_slot, to_value_head,

@@ -120,7 +120,8 @@ def _tile_sizes(count: int, blocks: torch.Tensor, rank: int) -> _TileSizes:
     return _TileSizes(tokens, columns, step, triton.cdiv(tiles, per_share), per_share, warps, stages)
 
 
-@triton.jit
+# The counts differ from prompt to prompt: a variant of the kernel for some of them would be compiled inside a request.
+@triton.jit(do_not_specialize=["count", "per_share"])
 def _map(
     features, weight, prediction_mean, basis, entries, energy, inside, count, per_share,
     feature_row, weight_head, weight_row, basis_row,
@@ -168,7 +169,8 @@ def _map(
         tl.store(inside + at[:, None] * RANK + ranks[None, :], own_inside, mask=live[:, None] & (ranks < RANK)[None, :])
 
 
-@triton.jit
+# The counts differ from prompt to prompt: a variant of the kernel for some of them would be compiled inside a request.
+@triton.jit(do_not_specialize=["count", "shares"])
 def _add_energy(
     energy, inside, scores, count, shares, RANK: tl.constexpr, RANK_TILE: tl.constexpr, TOKENS: tl.constexpr
 ):

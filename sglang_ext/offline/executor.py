@@ -14,7 +14,7 @@ from typing import Sequence
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
-from sglang_ext.attention import attention_received, frontier_attention
+from sglang_ext.attention import LAST_QUERIES, attention_received, frontier_attention
 from sglang_ext.block import KVBlock
 from sglang_ext.geometry import KVGeometry
 from sglang_ext.identity import ModelIdentity
@@ -24,8 +24,6 @@ from sglang_ext.plan import Fill, FillKind, PrefillPlan, native, repaired
 from sglang_ext.rope import Rotation
 from sglang_ext.transfer.maps import CrossModelMap
 from sglang_ext.transfer.selectors import Budget, Scorer, top_positions
-
-LAST_QUERIES = 32  # whose attention the attention selectors read (section 2.2), in the last quarter of the layers
 
 _ATTENTION = "kvlift_frontier"
 

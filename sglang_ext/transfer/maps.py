@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Iterator, Literal, NamedTuple
+from typing import Iterator, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -69,6 +69,24 @@ class SideMap:
         k = len(self.sources)
         by_head = x.view(len(x), k, heads, inputs // k).permute(2, 0, 1, 3).reshape(heads, len(x), inputs)
         return (by_head @ weight).transpose(0, 1).flatten(1)
+
+
+class MapStep(Protocol):
+    """How `CrossModelMap.predict` maps one side of one target layer."""
+
+    def __call__(self, side: SideMap, centred: torch.Tensor, scores: torch.Tensor, phases: Phases) -> torch.Tensor:
+        """y-hat of centred features [T, k * d_s]: float32 [T, d_t]. Adds this side's share of s_i to `scores`,
+        float32 [T], and the time it took to the phases `map` and `score`."""
+
+
+def map_and_score(side: SideMap, centred: torch.Tensor, scores: torch.Tensor, phases: Phases) -> torch.Tensor:
+    """The MapStep in torch."""
+    with phases("map"):
+        z = side.project(centred)
+    with phases("score"):
+        scores += side.disagreement(z)
+    with phases("map"):
+        return z.add_(side.prediction_mean)
 
 
 def energy_outside(centred: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
@@ -139,10 +157,10 @@ class CrossModelMap:
         """
         return {side: self._means(side) for side in SIDES}
 
-    def predict(self, block: KVBlock, phases: Phases) -> Iterator[LayerPrediction]:
+    def predict(self, block: KVBlock, phases: Phases, step: MapStep = map_and_score) -> Iterator[LayerPrediction]:
         """Each target layer in turn, for all tokens of a source block. Never holds more than one layer.
 
-        Adds to the phases `gather` (centring and laying out the block), `map` and `score`.
+        Adds to the phases `gather` (centring and laying out the block), and what `step` adds: `map` and `score`.
         """
         with phases("gather"):
             features = SourceFeatures(block, self.source_means, self.dtype)
@@ -150,11 +168,8 @@ class CrossModelMap:
             entries, disagreement = {}, torch.zeros(len(block), device=block.keys.device)
             for side, one in sides.items():
                 with phases("map"):
-                    z = one.project(features.of(side, one.sources))
-                with phases("score"):
-                    disagreement += one.disagreement(z)
-                with phases("map"):
-                    entries[side] = z.add_(one.prediction_mean)
+                    centred = features.of(side, one.sources)
+                entries[side] = step(one, centred, disagreement, phases)
             yield LayerPrediction(layer, entries["key"], entries["value"], disagreement)
 
     def _means(self, side: str) -> torch.Tensor:

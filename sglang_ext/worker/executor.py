@@ -16,9 +16,10 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 
-from sglang_ext.attention import attention_received, frontier_attention
-from sglang_ext.offline.executor import LAST_QUERIES
+from sglang_ext.attention import LAST_QUERIES, frontier_attention
+from sglang_ext.geometry import KVGeometry
 from sglang_ext.worker.ahead import LayersAhead
+from sglang_ext.worker.ops import Attention, KVOps
 
 _SPARE_ROW = 0  # of SGLang's request table: the one that no request ever gets
 
@@ -55,8 +56,10 @@ class _Probe:
 class SGLangExecutor:
     """Computes work on one scheduler's model runner. Writes the pool, touches nothing else."""
 
-    def __init__(self, model_runner: Any, max_tokens: int) -> None:
+    def __init__(self, model_runner: Any, geometry: KVGeometry, ops: KVOps, max_tokens: int) -> None:
         self._runner = model_runner
+        self._group = geometry.query_heads // geometry.kv_heads
+        self._ops = ops
         self._max_tokens = max_tokens
 
     def compute(self, work: Sequence[Work]) -> int:
@@ -107,7 +110,10 @@ class SGLangExecutor:
         batch = self._batch(work)
         # Our backend plans nothing, and SGLang's own must not plan for a batch it will not see.
         batch.mark_forward_metadata_ready()
-        with forward_context(ForwardContext(attn_backend=_FrontierBackend(self._runner, work, probe))):
+        fills = [one.fill for one in work if one.fill is not None]
+        attention = self._ops.attention([one.positions for one in work], [one.slots for one in work], self._group)
+        backend = _FrontierBackend(self._runner, attention, LayersAhead(fills, work[0].slots.device), probe)
+        with forward_context(ForwardContext(attn_backend=backend)):
             self._runner.forward(batch)
 
     def _batch(self, work: Sequence[Work]) -> ForwardBatch:
@@ -155,39 +161,26 @@ def _cut(work: Sequence[Work], limit: int) -> list[Work]:
 
 
 class _FrontierBackend(AttentionBackend):
-    """Frontier-causal attention over the paged pool, for one forward.
+    """Frontier-causal attention over the paged pool, for one forward."""
 
-    Positions stay on the CPU, where frontiers are read off them: no layer waits for the device.
-    """
-
-    def __init__(self, runner: Any, work: Sequence[Work], probe: _Probe | None) -> None:
+    def __init__(self, runner: Any, attention: Attention, ahead: LayersAhead, probe: _Probe | None) -> None:
         super().__init__()
         self.token_to_kv_pool = runner.token_to_kv_pool
         self.req_to_token_pool = runner.req_to_token_pool
         self.kv_index_translator = runner.kv_index_translator
-        self._work = work
+        self._attention = attention
+        self._ahead = ahead
         self._probe = probe
-        self._seen = [piece.slots[: int(piece.positions[-1]) + 1] for piece in work]
-        self._ahead = LayersAhead([piece.fill for piece in work if piece.fill is not None], work[0].slots.device)
 
     def forward_extend(self, q, k, v, layer, forward_batch, save_kv_cache=True, **_):
         self._ahead.reach_layer()
         if save_kv_cache and k is not None:
             self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
         query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
-        pool_keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
-        pool_values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
-        mixed, at = [], 0
-        for piece, seen in zip(self._work, self._seen):
-            rows = query[at : at + len(piece.tokens)]
-            keys = pool_keys.index_select(0, seen)
-            mixed.append(
-                frontier_attention(rows, piece.positions, keys, pool_values.index_select(0, seen), layer.scaling)
-            )
-            if self._probe is not None and layer.layer_id >= self._probe.first:
-                self._probe.received.append(attention_received(rows, piece.positions, keys, layer.scaling))
-            at += len(rows)
-        return torch.cat(mixed).reshape(query.shape[0], -1)
+        keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)
+        values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)
+        received = self._probe.received if self._probe is not None and layer.layer_id >= self._probe.first else None
+        return self._attention(query, keys, values, layer.scaling, received).reshape(query.shape[0], -1)
 
 
 def extend_with_frontier(

@@ -11,15 +11,17 @@ from sglang_ext.geometry import KVGeometry
 from sglang_ext.phases import Phases
 from sglang_ext.rope import Rotation
 from sglang_ext.transfer.maps import CrossModelMap
+from sglang_ext.worker.ops import KVOps
 from sglang_ext.worker.pool import Pool
 
 
 class Filler:
     """Fills slots of one pool with mapped KV, rotated to its positions."""
 
-    def __init__(self, pool: Pool, geometry: KVGeometry) -> None:
+    def __init__(self, pool: Pool, geometry: KVGeometry, ops: KVOps) -> None:
         self._pool = pool
         self._geometry = geometry
+        self._ops = ops
         self._rotation = Rotation(geometry.rope, pool.device)
 
     def layers(
@@ -32,7 +34,8 @@ class Filler:
         """
         shape = (len(span) - start, self._geometry.kv_heads, self._geometry.head_dim)
         turn = self._rotation.at(torch.arange(start, len(span), device=self._pool.device))
-        for layer, keys, values, outside in maps.predict(span, phases):
+        buffers, write = self._pool.buffers, self._ops.writer(turn, slots)
+        for layer, keys, values, outside in maps.predict(span, phases, self._ops.map_side):
             with phases("write"):
-                self._pool.write(layer, slots, turn.rotate(keys[start:].view(shape)), values[start:].view(shape))
+                write(keys[start:].view(shape), values[start:].view(shape), *buffers[layer])
             yield outside

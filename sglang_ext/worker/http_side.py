@@ -72,6 +72,7 @@ class HttpSide:
             "context_length": self._manager.context_len,
             "packs": [self._describe(pack) for pack in self._packs],
             "transports": [self._transport.name],
+            "kernels": scheduler["kernels"],
             "costs": scheduler["costs"],
         }
 

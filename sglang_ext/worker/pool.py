@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
@@ -13,6 +13,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_ext.errors import GeometryError, TransferError
 from sglang_ext.geometry import KVGeometry
+from sglang_ext.worker.ops import Buffers
 
 
 class Where(NamedTuple):
@@ -48,6 +49,11 @@ class Pool:
     @property
     def dtype(self) -> torch.dtype:
         return self._kv.get_key_buffer(0).dtype
+
+    @property
+    def buffers(self) -> list[Buffers]:
+        """Each layer's keys (rotated) and values, as they lie: what is written there is in the pool."""
+        return [(self._kv.get_key_buffer(i), self._kv.get_value_buffer(i)) for i in range(self._kv.layer_num)]
 
     def page_floor(self, length: int) -> int:
         return length // self.page_size * self.page_size
@@ -91,20 +97,11 @@ class Pool:
         finally:
             self.free(slots)
 
-    def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of keys (rotated) and values at `slots`: [layers, n, kv_heads, head_dim]."""
-        return self._gather(self._kv.get_key_buffer, slots), self._gather(self._kv.get_value_buffer, slots)
-
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies the KV of slots `source` to slots `target`, in all layers."""
-        for layer in range(self._kv.layer_num):
-            for buffer in (self._kv.get_key_buffer(layer), self._kv.get_value_buffer(layer)):
-                buffer[target] = buffer[source]
-
-    def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Writes rotated keys and values [n, kv_heads, head_dim] of one layer, in the pool's dtype."""
-        self._kv.get_key_buffer(layer)[slots] = keys.to(self.dtype)
-        self._kv.get_value_buffer(layer)[slots] = values.to(self.dtype)
+        for keys, values in self.buffers:
+            keys[target] = keys[source]
+            values[target] = values[source]
 
     def insert(self, ids: Sequence[int], where: Where, held: Prefix, fresh: torch.Tensor) -> Any:
         """Puts `ids` into the tree: `held` already lies in it, `fresh` slots become the tree's.
@@ -114,13 +111,6 @@ class Pool:
         slots = torch.cat([held.slots, fresh])
         params = InsertParams(key=self._key(ids, where), value=slots, prev_prefix_len=held.length)
         return self.tree.insert(params).last_device_node
-
-    def _gather(self, buffer_of: Callable[[int], torch.Tensor], slots: torch.Tensor) -> torch.Tensor:
-        first = buffer_of(0)
-        out = first.new_empty(self._kv.layer_num, len(slots), *first.shape[1:])
-        for layer in range(self._kv.layer_num):
-            torch.index_select(buffer_of(layer), 0, slots, out=out[layer])
-        return out
 
     def _key(self, ids: Sequence[int], where: Where) -> RadixKey:
         key = RadixKey(array("q", ids), where.namespace, cache_salt=where.cache_salt)

@@ -10,12 +10,12 @@ from typing import Any, Iterator
 
 import torch
 
+from sglang_ext.attention import LAST_QUERIES
 from sglang_ext.block import KVBlock
 from sglang_ext.errors import KVLiftError
 from sglang_ext.geometry import KVGeometry
 from sglang_ext.hub import local_folder
 from sglang_ext.identity import ModelIdentity
-from sglang_ext.offline.executor import LAST_QUERIES
 from sglang_ext.phases import Phases
 from sglang_ext.rope import Rotation
 from sglang_ext.transfer.pack import Pack
@@ -29,6 +29,7 @@ from sglang_ext.worker.leases import Leases
 from sglang_ext.worker.lifting import Lifter
 from sglang_ext.worker.measure import measure
 from sglang_ext.worker.messages import CountersReq, ExportReq, KVReply, LiftReq, ReleaseReq
+from sglang_ext.worker.ops import ops_on
 from sglang_ext.worker.pool import Pool, Prefix, Where
 from sglang_ext.worker.settings import WorkerSettings
 from sglang_ext.worker.transport import SharedMemory
@@ -45,6 +46,7 @@ class SchedulerSide:
         self.geometry = KVGeometry.from_folder(folder)
         self._scheduler = scheduler
         self._pool = Pool(scheduler, self.geometry)
+        self._ops = ops_on(self._pool.device, settings.kernels)
         self._rotation = Rotation(self.geometry.rope, self._pool.device)
         check_rope(scheduler.tp_worker.model_runner.model, self._rotation)
         self._transport = SharedMemory(settings.transfer_max_bytes)
@@ -55,8 +57,8 @@ class SchedulerSide:
         self.counters = SchedulerCounters()
         chunk = scheduler.chunked_prefill_size or scheduler.max_prefill_tokens
         self._recompute_tokens = settings.recompute_tokens or chunk
-        self._executor = SGLangExecutor(scheduler.tp_worker.model_runner, chunk)
-        filler, packs = Filler(self._pool, self.geometry), self._usable_packs(settings)
+        self._executor = SGLangExecutor(scheduler.tp_worker.model_runner, self.geometry, self._ops, chunk)
+        filler, packs = Filler(self._pool, self.geometry, self._ops), self._usable_packs(settings)
         self._costs = self._measure(filler, packs) if packs else None
         self._lifter = Lifter(
             self._pool, self._executor, self._leases, self._transport, packs, filler, self._costs, self.counters,
@@ -90,11 +92,10 @@ class SchedulerSide:
                     return KVReply(rid=request.rid, body={"tokens": 0})
                 ids = request.ids[: prefix.length]
                 with self._pool.locked(prefix):
-                    keys, values = self._pool.read(prefix.slots)
+                    turn = self._rotation.at(torch.arange(prefix.length, device=self._pool.device))
+                    keys, values = self._ops.read(self._pool.buffers, prefix.slots, turn)
                     attention = self._attention(ids, prefix) if request.attention else None
-                block = KVBlock.from_rotated(
-                    ids, keys, values, self._rotation, self.geometry, self.identity, attention=attention
-                )
+                block = KVBlock(torch.tensor(ids), keys, values, self.geometry, self.identity, attention)
                 handle = self._transport.publish(block)
         except Exception as error:
             return KVReply(rid=request.rid, body={"tokens": 0, "reason": explain(error)})
@@ -139,6 +140,7 @@ class SchedulerSide:
             "identity": self.identity.to_json(),
             "geometry": self.geometry.to_json(),
             "page_size": self._pool.page_size,
+            "kernels": self._ops.name,
             "costs": None if self._costs is None else self._costs.model_dump(),
         }
 

@@ -21,6 +21,7 @@ class WorkerSettings(BaseModel):
     recompute_tokens: int | None = Field(
         None, gt=0, description="positions that lifts recompute in one step while decodes run; None: SGLang's chunk"
     )
+    kernels: bool = Field(True, description="use the Triton kernels where the KV pool is on a CUDA device")
     lease_s: float = Field(10.0, gt=0, description="seconds that a lifted prefix stays locked for its request")
     transfer_timeout_s: float = Field(5.0, gt=0, description="seconds for export, transfer and lift together")
     transfer_max_bytes: int = Field(4 << 30, gt=0, description="largest block that is exported")

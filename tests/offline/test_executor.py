@@ -6,8 +6,9 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from sglang_ext.attention import LAST_QUERIES
 from sglang_ext.errors import PlanError
-from sglang_ext.offline.executor import LAST_QUERIES, Probe, TransformersExecutor, Work
+from sglang_ext.offline.executor import Probe, TransformersExecutor, Work
 from sglang_ext.plan import FillKind
 from sglang_ext.transfer.fit import MapFitter
 from sglang_ext.transfer.selectors import RANK_DISAGREEMENT, Coverage, Fraction, scorer_named

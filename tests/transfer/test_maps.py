@@ -187,6 +187,21 @@ def test_predicting_counts_its_phases():
     assert set(phases.ms) == {"gather", "map", "score"}
 
 
+def test_another_step_may_stand_in():
+    """It maps each side of each layer, in order, and adds both sides' scores up."""
+    maps, seen = random_maps(), []
+
+    def step(side, centred, scores, phases):
+        seen.append(side)
+        scores += len(seen)
+        return torch.full((len(centred), WIDTH), float(len(seen)))
+
+    one, other = maps.predict(random_block(SOURCE, 4), Phases(), step)
+    assert [id(side) for side in seen] == [id(sides[name]) for sides in maps.layers for name in SIDES]
+    assert [float(part[0, 0]) for layer in (one, other) for part in (layer.keys, layer.values)] == [1, 2, 3, 4]
+    assert (one.disagreement.tolist(), other.disagreement.tolist()) == ([3.0] * 4, [7.0] * 4)
+
+
 def test_predicting_leaves_the_block_as_it_is():
     block = random_block(SOURCE, 5)
     before = block.keys.clone(), block.values.clone()

@@ -152,6 +152,7 @@ def test_capabilities_tell_who_the_worker_is(fleet: Fleet):
     assert packs["tiny-small-to-large"]["source_model_digest"] == small["model_digest"]
     assert packs["tiny-small-to-large"]["accepted"] and not packs["tiny-small-to-large"]["bench_only"]
     assert packs["noise"]["bench_only"]
+    assert large["kernels"] == "torch"  # there is no Triton without a GPU
     assert large["geometry"]["kv_heads"] == small["geometry"]["kv_heads"]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sglang_ext.attention import LAST_QUERIES
 from sglang_ext.offline.corpus import encode
 from sglang_ext.offline.evaluate.arms import Arm, arms
 from sglang_ext.offline.evaluate.errors import EvaluationError
 from sglang_ext.offline.evaluate.oracles import LAYER_PREFIX, MAPPING_ERROR, TARGET_ATTENTION, mapping_error
-from sglang_ext.offline.executor import LAST_QUERIES
 from sglang_ext.transfer.selectors import RANK_DISAGREEMENT, Fraction
 from tests.kv.models import random_model, tokenizer
 from tests.offline.evaluate import stage
