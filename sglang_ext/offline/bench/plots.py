@@ -24,7 +24,7 @@ def save_plots(rows: Sequence[BenchRow], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     single = [row for row in rows if row.batch == 1]
     figures = {
-        "speedup.png": _panels(single, _speedup, lambda shape: f"{shape}\nspeedup against the budget"),
+        "speedup.png": _panels(_budgeted(single), _speedup, lambda shape: f"{shape}\nspeedup against the budget"),
         "phases.png": _panels(_headline(single), _phases, lambda shape: f"{shape}\nthe lift's parts"),
         "throughput.png": _panels(_batched(rows, shortest=True), _throughput, lambda shape: f"{shape}\nthroughput"),
         "batch.png": _panels(_batched(rows), _batches, lambda shape: f"{shape}\nspeedup against the batch"),
@@ -144,6 +144,13 @@ def _headline(rows: Sequence[BenchRow]) -> list[BenchRow]:
         nearest = min((row.rho for row in own), key=lambda rho: abs(rho - HEADLINE_RHO))
         found += [row for row in own if row.rho == nearest]
     return found
+
+
+def _budgeted(rows: Sequence[BenchRow]) -> list[BenchRow]:
+    """The shapes that were measured at several budgets: one budget makes no line. All, where none was."""
+    groups = _grouped(rows, lambda row: row.shape).values()
+    several = [row for own in groups if len({row.rho for row in own}) > 1 for row in own]
+    return several or list(rows)
 
 
 def _batched(rows: Sequence[BenchRow], shortest: bool = False) -> list[BenchRow]:
