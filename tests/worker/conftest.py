@@ -19,6 +19,7 @@ FAMILY = Path(str(files("sglang_ext"))) / "offline" / "family"
 SMALL = FAMILY / "models" / "kvlift-tiny-small"
 LARGE = FAMILY / "models" / "kvlift-tiny-large"
 PACK = FAMILY / "packs" / "tiny-small-to-large"
+HEAD_PACK = FAMILY / "packs" / "tiny-small-to-large-head"
 STEP_POSITIONS = 4
 
 
@@ -34,7 +35,7 @@ class Fleet:
         smol = smollm2()
         # The scheduler's log level keeps one line per batch, which failed tests print.
         self.small = Worker("small", SMALL, folder)
-        self.large = Worker("large", LARGE, folder, [PACK, identity, noise])
+        self.large = Worker("large", LARGE, folder, [PACK, HEAD_PACK, identity, noise])
         paged = ["--page-size", "16", "--recompute-tokens", str(STEP_POSITIONS), "--prefill-max-requests", "2"]
         self.paged = Worker("paged", LARGE, folder, [PACK, identity], paged, api_key="secret")
         self.smol = Worker("smol", smol, folder, [identity_pack(smol, folder / "smol-identity")])

@@ -12,7 +12,7 @@ from sglang_ext.offline.executor import TransformersExecutor
 from sglang_ext.rope import Rotation
 from sglang_ext.transfer.pack import Pack
 from sglang_ext.transfer.selectors import budget_of, scorer_named
-from tests.worker.conftest import PACK, Fleet
+from tests.worker.conftest import HEAD_PACK, PACK, Fleet
 from tests.worker.servers import cached, first_logprobs, text
 
 TOLERANCE = 1e-3
@@ -107,7 +107,7 @@ def test_salts_share_nothing(fleet: Fleet, prompt):
 
 
 @pytest.mark.parametrize("selector", SELECTORS)
-@pytest.mark.parametrize("pack", ["noise", "tiny-small-to-large"])
+@pytest.mark.parametrize("pack", ["noise", PACK.name, HEAD_PACK.name])
 def test_a_full_budget_gives_the_native_logits_whatever_the_map(fleet: Fleet, prompt, pack: str, selector: str):
     ids = prompt(90, seed=4)
     fleet.small.generate(ids, tokens=1)
@@ -133,16 +133,17 @@ def test_a_full_budget_on_a_llama_model_gives_the_native_logits(fleet: Fleet, pr
 
 @pytest.mark.parametrize("selector", SELECTORS)
 @pytest.mark.parametrize("budget", [{"rho": 0.0}, {"rho": 0.2}, {"rho": 0.5}, {"coverage": 0.4}])
+@pytest.mark.parametrize("pack", [PACK, HEAD_PACK], ids=["full", "head"])
 def test_map_score_and_chosen_set_equal_the_transformers_executor(
-    fleet: Fleet, reference: dict[str, TransformersExecutor], prompt, selector: str, budget: dict[str, float]
+    fleet: Fleet, reference: dict[str, TransformersExecutor], prompt, selector: str, budget: dict[str, float], pack: Path
 ):
     ids = prompt(110, seed=5)
     fleet.small.generate(ids, tokens=1)
-    lifted = fleet.large.lift(fleet.small, ids, "tiny-small-to-large", selector=selector, explain=True, **budget)
+    lifted = fleet.large.lift(fleet.small, ids, pack.name, selector=selector, explain=True, **budget)
     small = reference["small"]
     rows, _ = small.prefill([ids])
     block = small.block(rows[0], ids, attention=small.attention_received(rows[0], ids))
-    maps, scorer = Pack.load(PACK).maps, scorer_named(selector)
+    maps, scorer = Pack.load(pack).maps, scorer_named(selector)
     asked = budget_of(budget.get("rho", 0.0), budget.get("coverage"))
     _, logits, [plan] = reference["large"].lift([ids], [block], maps, scorer, asked)
     span = block.span(0, len(ids) - 1)
