@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any
 
 import httpx
@@ -142,11 +143,15 @@ class HttpSide:
             raise
         return {"choice": choice.model_dump(), **answer}
 
+    @cached_property
+    def _costs(self) -> CostModel:
+        """As the scheduler measured them at its start. A worker with an accepted pack has them."""
+        return CostModel.model_validate(_scheduler_info()["costs"])
+
     def _choose(self, body: LiftBody, pack: Manifest, length: int, rho: float) -> Choice:
         """Before anybody is asked, and as if nothing of the prompt were here; the scheduler, which knows, confirms."""
-        costs = CostModel.model_validate(_scheduler_info()["costs"])
         budget = rho if body.coverage is None else body.coverage
-        return costs.choose(pack.weights_sha256, length, budget, body.when == ALWAYS)
+        return self._costs.choose(pack.weights_sha256, length, budget, body.when == ALWAYS)
 
     async def _export_and_lift(
         self, body: LiftBody, ids: list[int], pack: Manifest, rho: float, lease: str, timeout: float
