@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from loadtest.bench import Bench, require_all
+from loadtest.bench import Bench, Load, require_all
 from loadtest.client import Answer
 from loadtest.errors import LoadFailed
 from loadtest.generator import Tags
@@ -78,28 +78,36 @@ class _Tested:
 
     def time_batch(self, bench: Bench, seed: int, batch: int, progress: Progress) -> None:
         """One request alone: its time to first token on an idle server. More gather behind a longer one, the pilot,
-        so that they go as one batch, and S is the time from the pilot's first token to the last of theirs.
+        so that they go as one batch, and S is what they add to the pilot's own time, which is taken right before.
+
+        The pilot's own token says nothing of when the batch began: SGLang looks at the results of one batch after it has
+        launched the next, and on a CPU a launch returns when all is computed.
         """
-        alone = batch == 1
-        arrivals = [Arrival(index, 0.0 if alone else _BEHIND_S) for index in range(batch)]
+        arrivals = [Arrival(index, 0.0 if batch == 1 else _BEHIND_S) for index in range(batch)]
         texts = bench.texts(arrivals, seed, self.tokens)
-        bench.prepare(self.entry, texts)
-        sent = self.entry
-        if not alone:
-            pilot = Arrival(_PILOT, 0.0, context_tokens=_PILOT_LENGTH * self.tokens)
-            arrivals.insert(0, pilot)
-            texts |= bench.texts([pilot], seed, self.tokens)
+        sent, pilot_s, pilots = self.entry, 0.0, []
+        if batch > 1:
             ahead = bench.entry(SMALL if self.entry.name == SMALL else LARGE)
+            pilots = [Arrival(_PILOT, 0.0, context_tokens=_PILOT_LENGTH * self.tokens)]
+            pilot_texts = bench.texts(pilots, seed, self.tokens)
+            bench.prepare(ahead, {})
+            pilot_s = self._last_token(bench.load(ahead, pilots, pilot_texts, Tags(seed=seed)))
+            texts |= pilot_texts
             sent = replace(self.entry, system=_BehindPilot(ahead.system, self.entry.system))
-        load = bench.load(sent, arrivals, texts, Tags(seed=seed))
+        bench.prepare(self.entry, {index: text for index, text in texts.items() if index != _PILOT})
+        load = bench.load(sent, [*pilots, *arrivals], texts, Tags(seed=seed))
         progress.advance(batch)
         self._require_answered([row for row in load.rows if row.index != _PILOT])
-        answered = {row.index: row.first_token_s or 0.0 for row in load.rows}
-        began = answered.pop(_PILOT, 0.0)
         number = load.counted.batches
-        if number is not None and not alone and not load.counted.values.get("lifts"):
+        if number is not None and pilots and not load.counted.values.get("lifts"):
             number -= 1  # the pilot's
-        self.times.setdefault(batch, []).append((max(answered.values()) - began, number))
+        self.times.setdefault(batch, []).append((self._last_token(load) - pilot_s, number))
+
+    @staticmethod
+    def _last_token(load: Load) -> float:
+        """Seconds from the load's beginning. Raises `LoadFailed`."""
+        require_all(load.rows)
+        return max(row.first_token_s or 0.0 for row in load.rows)
 
     def _require_answered(self, rows: Sequence[Row]) -> None:
         """A native prefill among lifts would pass for a slow lift. Raises `LoadFailed`."""

@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--freeze-s", type=float, default=2.0)
     parser.add_argument("--die-at", type=int)
     parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--late", action="store_true")
     parser.add_argument("--lifts-failed-at", type=int)
     asyncio.run(_serve(parser.parse_args()))
 

@@ -108,6 +108,8 @@ class FakeServer:
             os._exit(1)
         self._free = max(time.monotonic(), self._free) + options.service_s
         await asyncio.sleep(self._free - time.monotonic())
+        while options.late and (left := self._free - time.monotonic()) > 0:
+            await asyncio.sleep(left)
         model = body["model"]
         if model == "status-500":
             _json(writer, 500, {"error": {"message": "out of memory"}})
@@ -184,6 +186,7 @@ def main() -> None:
     parser.add_argument("--freeze-at", type=int, help="number of the request at which the whole process sleeps")
     parser.add_argument("--freeze-s", type=float, default=2.0)
     parser.add_argument("--die-at", type=int, help="number of the request at which the process ends at once")
+    parser.add_argument("--late", action="store_true", help="hold answers back until nothing is computed any more")
     parser.add_argument("--keep", action="store_true", help="keep the chat bodies for /stats")
     asyncio.run(_serve(parser.parse_args()))
 

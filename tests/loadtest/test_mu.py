@@ -24,7 +24,7 @@ def pair() -> Iterator[tuple[str, str]]:
 
 
 def test_nothing_is_answered_faster_than_the_server_can(pair):
-    """mu <= 1 / S and S(b) >= b S, exactly: the server reckons its times."""
+    """mu <= 1 / S and S(1) >= S, exactly: the server reckons its times."""
     told = Told()
     [first, second] = list(three_batches(bench(*pair), ["large", "lift-0.3"], 40, 2, (1, 4), told))
     assert [len(one.repeats) for one in first + second] == [1, 1, 2, 2]
@@ -33,8 +33,17 @@ def test_nothing_is_answered_faster_than_the_server_can(pair):
         assert min(one.repeats) <= one.mu <= max(one.repeats)
         for timed in one.service:
             assert len(timed.seconds) == 2
-            assert min(timed.seconds) >= timed.batch * SERVICE_S * 0.999
+            assert timed.batch > 1 or min(timed.seconds) >= SERVICE_S * 0.999
     assert told.units == requests_of(2, 2, (1, 4))
+
+
+def test_a_pilot_whose_token_comes_late_does_not_shorten_the_batch():
+    """As SGLang's does on a CPU: its token comes together with those of the batch behind it."""
+    service_s = 0.03
+    with worker(name="large", service_s=service_s, late=True) as target, worker(name="small") as source:
+        [[found]] = list(three_batches(bench(target, source), ["large"], 40, 1, (4,), Told()))
+    [timed] = found.service
+    assert timed.batch == 4 and timed.seconds[0] > 3 * service_s
 
 
 def test_a_batch_gathers_behind_the_pilot_and_does_not_count_it(pair):
