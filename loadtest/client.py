@@ -16,7 +16,7 @@ from geventhttpclient.response import HTTPParseError, HTTPSocketPoolResponse
 from pydantic import BaseModel, ValidationError
 
 from loadtest.errors import BadTarget, CallFailed, TargetDown, Unreachable
-from router.events import ChatEvent, Malformed
+from router.events import AnswerEvent, Malformed
 from router.sse import DONE, SSEParser
 
 _CONNECT_S = 5.0
@@ -154,7 +154,7 @@ class _Reader:
             self._end = now
             return
         try:
-            event = ChatEvent(data)
+            event = AnswerEvent(data)
         except Malformed as error:
             raise CallFailed(f"a malformed event: {error}") from error
         if event.error is not None:

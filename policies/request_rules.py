@@ -30,13 +30,11 @@ class Length(RequestRule):
         return self
 
     def match(self, facts: RequestFacts) -> str | None:
-        if self.characters is not None and facts.characters > self.characters:
+        measured = [(self.characters, facts.characters), (self.tokens, facts.prompt_tokens)]
+        bounded = [(limit, length) for limit, length in measured if limit is not None]
+        if any(length is not None and length > limit for limit, length in bounded):
             return "prompt_length"
-        if self.tokens is None:
-            return None
-        if facts.prompt_tokens is None:
-            return NO_SIGNAL
-        return "prompt_length" if facts.prompt_tokens > self.tokens else None
+        return NO_SIGNAL if any(length is None for _, length in bounded) else None
 
 
 class Keywords(RequestRule):

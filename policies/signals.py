@@ -21,7 +21,7 @@ class TierState(NamedTuple):
 class RequestFacts(NamedTuple):
     """What is known of a request before the attempt that is to be judged."""
 
-    characters: int  # of all message texts together
+    characters: int | None  # of all message texts together; None: the prompt is token ids
     messages: int
     has_tools: bool
     wants_json: bool  # a `response_format` other than text

@@ -1,65 +1,37 @@
-"""One chat call to one worker: opened once it connects, read event by event, inside its limits.
-
-The only retry loop of the router is here, and it ends before the first event.
-"""
+"""One answer of one worker: opened once it connects, read event by event, inside its limits."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
 import time
 from collections import deque
-from collections.abc import Awaitable
-from contextlib import ExitStack
+from collections.abc import Awaitable, Container
 from typing import Any, TypeVar
 
 import httpx
+from opentelemetry.trace import SpanKind
 
 from policies import Finish
+from router.budget import Budget
+from router.call import Call, Elsewhere
 from router.config import Limits
-from router.errors import Unavailable, UpstreamBroken, UpstreamError, UpstreamStatus, UpstreamTimeout
-from router.events import ChatEvent, Malformed
+from router.errors import UpstreamBroken, UpstreamError, UpstreamStatus, UpstreamTimeout
+from router.events import AnswerEvent, Malformed
 from router.record import AttemptRecord
 from router.sse import DONE, SSEParser
+from router.telemetry import tracing
+from router.telemetry.attributes import describe_attempt
 from router.whole import Whole
 from router.worker import Worker
 
 T = TypeVar("T")
 
-_FIRST_PAUSE_S = 0.1
 _LAST_BYTES_S = 0.05  # for the end of the body after [DONE], so that the connection can be used again
 
 
-class Budget:
-    """What is left for one client request: time, and chat calls to workers."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._max_calls = self._calls = limits.max_calls
-        self.ends_at = time.monotonic() + limits.total_s
-
-    def take_call(self) -> None:
-        """Raises `Unavailable` when the calls are used up."""
-        if not self.may_call():
-            raise Unavailable(
-                f"limits.max_calls is {self._max_calls}: so many chat calls were made and none answered",
-                code="max_calls",
-            )
-        self._calls -= 1
-
-    def may_call(self) -> bool:
-        return self._calls > 0
-
-    @property
-    def calls_left(self) -> int:
-        return self._calls
-
-    @property
-    def calls_used(self) -> int:
-        return self._max_calls - self._calls
-
-    def seconds_left(self) -> float:
-        return self.ends_at - time.monotonic()
+def _nowhere(_: Container[Worker]) -> Worker | None:
+    return None
 
 
 class Attempt:
@@ -69,17 +41,26 @@ class Attempt:
     """
 
     def __init__(
-        self, worker: Worker, body: dict[str, Any], limits: Limits, budget: Budget, record: AttemptRecord
+        self,
+        worker: Worker,
+        path: str,
+        body: dict[str, Any],
+        limits: Limits,
+        budget: Budget,
+        record: AttemptRecord,
+        elsewhere: Elsewhere = _nowhere,
     ) -> None:
+        """`elsewhere` is asked where there is no connection to the worker, and for retries."""
         self.record = record
         self.whole = Whole()
-        self._worker = worker
+        self._span = tracing.begin(f"attempt {record.tier}", SpanKind.CLIENT)
+        self._call = Call(worker, elsewhere, limits, budget, record)
         self._stream = bool(body.get("stream"))
+        self._path = path
         self._content = json.dumps(body).encode()
         self._limits = limits
         self._budget = budget
         self._response: httpx.Response | None = None
-        self._counted = ExitStack()
         self._started = time.monotonic()
         self._parser = SSEParser()
         self._ready: deque[str] = deque()  # data of the events that have come and were not asked for yet
@@ -105,12 +86,40 @@ class Attempt:
     def __aiter__(self) -> Attempt:
         return self
 
-    async def __anext__(self) -> ChatEvent:
+    async def __anext__(self) -> AnswerEvent:
         """The next event. Raises `UpstreamError`, or `Unavailable` where no call is left."""
         if self._response is None:
-            self._counted.enter_context(self._worker.in_flight)
-            self._response = await self._open()
+            with tracing.within(self._span):
+                self._response = await self._call.open(self._path, self._content, self._within_limits)
             self._chunks = self._response.aiter_bytes()
+        try:
+            event = await self._next()
+        except UpstreamError as error:
+            self._call.blame(error)
+            raise
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    @property
+    def worker(self) -> Worker:
+        """The one that answers; another than at first where that could not be asked."""
+        return self._call.worker
+
+    async def aclose(self) -> None:
+        """Ends the call. Where it still runs, the worker sees the connection close and aborts."""
+        self._call.close()
+        if self._span.is_recording():
+            describe_attempt(self._span, self.record)
+            self._span.end()
+        if self._response is None:
+            return
+        if self._at_end:
+            await self._read_last_bytes()
+        await self._response.aclose()
+
+    async def _next(self) -> AnswerEvent | None:
+        """The next event, None after the last one of a complete answer."""
         if not self._ready and not self._at_end:
             await self._within_limits(self._read())
         if self._ready:
@@ -118,31 +127,8 @@ class Attempt:
             self._note(event)
             return event
         if not self._is_complete():
-            raise UpstreamBroken(self._worker.name, "truncated", "the answer ended without a finish_reason")
-        raise StopAsyncIteration
-
-    async def aclose(self) -> None:
-        """Ends the call. Where it still runs, the worker sees the connection close and aborts."""
-        self._counted.close()
-        if self._response is None:
-            return
-        if self._at_end:
-            await self._read_last_bytes()
-        await self._response.aclose()
-
-    async def _open(self) -> httpx.Response:
-        retries = 0
-        while True:
-            self._budget.take_call()
-            try:
-                return await self._within_limits(self._worker.open_chat(self._content))
-            except UpstreamError as error:
-                pause = _FIRST_PAUSE_S * 2**retries * random.uniform(0.5, 1.0)
-                fits = self._budget.may_call() and pause < self._budget.seconds_left()
-                if not error.transient or retries >= self._limits.retries or not fits:
-                    raise
-            retries += 1
-            await asyncio.sleep(pause)
+            raise UpstreamBroken(self.worker.name, "truncated", "the answer ended without a finish_reason")
+        return None
 
     async def _within_limits(self, step: Awaitable[T]) -> T:
         limit, seconds, ends_at = min(self._bounds(), key=lambda bound: bound[2])
@@ -150,7 +136,7 @@ class Attempt:
             async with asyncio.timeout(ends_at - time.monotonic()):
                 return await step
         except TimeoutError as error:
-            raise UpstreamTimeout(self._worker.name, limit, seconds) from error
+            raise UpstreamTimeout(self.worker.name, limit, seconds) from error
 
     def _bounds(self) -> list[tuple[str, float, float]]:
         """The limits that hold now: key, seconds, and the time of the monotonic clock at which each is reached."""
@@ -193,25 +179,26 @@ class Attempt:
         except httpx.TransportError as error:
             if self._is_complete():  # a cut after the last finish_reason took nothing of the answer
                 return None
-            raise UpstreamBroken(self._worker.name, "connection_lost", f"the answer was cut: {error!r}") from error
+            raise UpstreamBroken(self.worker.name, "connection_lost", f"the answer was cut: {error!r}") from error
 
-    def _parsed(self, data: str) -> ChatEvent:
+    def _parsed(self, data: str) -> AnswerEvent:
         try:
-            event = ChatEvent(data)
+            event = AnswerEvent(data)
         except Malformed as error:
-            raise UpstreamBroken(self._worker.name, "malformed", str(error)) from error
+            raise UpstreamBroken(self.worker.name, "malformed", str(error)) from error
         if event.error is not None:
             raise self._told(event)
         if "abort" in event.finishes().values():
-            raise UpstreamBroken(self._worker.name, "aborted", "the worker aborted the answer")
+            raise UpstreamBroken(self.worker.name, "aborted", "the worker aborted the answer")
         return event
 
-    def _told(self, event: ChatEvent) -> UpstreamError:
+    def _told(self, event: AnswerEvent) -> UpstreamError:
         code = event.error.get("code") if isinstance(event.error, dict) else None
         status = code if isinstance(code, int) and 400 <= code < 600 else 500
-        return UpstreamStatus(self._worker.name, status, event.body)
+        return UpstreamStatus(self.worker.name, status, event.body)
 
-    def _note(self, event: ChatEvent) -> None:
+    def _note(self, event: AnswerEvent) -> None:
+        self._call.begin()
         self._open_choices |= event.indices()
         self._finished |= event.finishes()
         self.whole.add(event)

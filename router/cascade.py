@@ -7,87 +7,47 @@ is there, the policy has said keep, and the rest follows from the attempt.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 
-from policies import Decision, Judge, Policy, RequestFacts, Verdict
-from policies.fixed import Never
-from router import lifting
-from router.attempt import Attempt, Budget
+from policies import Decision, Judge, RequestFacts, Verdict
+from router import partial
+from router.attempt import Attempt
+from router.budget import Budget
+from router.climb import Answer, Climb
 from router.config import Config
-from router.errors import ApiError, Unavailable, UpstreamError, UpstreamRefused
-from router.events import ChatEvent
+from router.errors import ApiError, UpstreamError
+from router.fleet import Fleet, Fleets
 from router.health import Monitor
+from router.lifter import Lifter
 from router.record import Record
-from router.request import ChatRequest
+from router.request import Request
 from router.routes import Route
 from router.self_check import Checker
 from router.shadow import Shadows
+from router.sticky import Seat, Sticky
 from router.traffic import Counters, Recent
-from router.worker import Worker
 
 log = logging.getLogger(__name__)
 
-_KEEP_ALL: Policy = Never()
-
-
-@dataclass(slots=True)
-class Answer:
-    """An answer that has begun: the events held back so far, and the attempt that goes on with them.
-
-    `shadow`: the tier that is asked the same once the client has its answer, or None. The owner closes the attempt.
-    """
-
-    held: list[ChatEvent]
-    attempt: Attempt
-    shadow: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Climb:
-    """One request on its way up the tiers."""
-
-    request: ChatRequest
-    route: Route
-    record: Record
-    budget: Budget
-    sources: list[Worker] = field(default_factory=list)  # those that computed this prompt's KV themselves, in order
-
-    def later(self, tier: str) -> tuple[str, ...]:
-        """The tiers after `tier`."""
-        return self.route.tiers[self.route.tiers.index(tier) + 1 :]
-
-    def policy_at(self, tier: str) -> Policy:
-        """What judges the answer of a tier; that of the last one is kept."""
-        return self.route.policy if self.route.policy is not None and self.later(tier) else _KEEP_ALL
-
 
 class Cascade:
-    """The tiers of one config. Holds nothing of a request."""
+    """The tiers of one config. Of past requests it knows their share that escalated, and who answered whom."""
 
-    def __init__(
-        self,
-        config: Config,
-        workers: Mapping[str, Worker],
-        monitor: Monitor,
-        shadows: Shadows,
-        counters: Counters,
-    ) -> None:
+    def __init__(self, config: Config, fleets: Fleets, monitor: Monitor, shadows: Shadows, counters: Counters) -> None:
         self._config = config
-        self._workers = workers
-        self._monitor = monitor
+        self._fleets = fleets
+        self._lifter = Lifter(config, monitor)
         self._shadows = shadows
-        self._counters = counters
         self._checker = Checker(config.limits, counters)
         self._recent = Recent()
+        self._sticky = Sticky(config.sticky_s)
 
-    async def answer(self, request: ChatRequest, route: Route, record: Record) -> Answer:
+    async def answer(self, request: Request, route: Route, record: Record) -> Answer:
         """The first answer that may be shown. Raises `ApiError` where no tier gives one.
 
         Cancelling it aborts whatever runs at a worker.
         """
-        climb = _Climb(request, route, record, Budget(self._config.limits))
-        tier = route.tiers[0]
+        climb = Climb(request, route, record, Budget(self._config.limits))
+        tier = self._first_tier(climb)
         while True:
             found = await self._visit(climb, tier)
             if route.policy is not None and not record.escalated:
@@ -95,30 +55,67 @@ class Cascade:
             if isinstance(found, Answer):
                 return found
             record.escalate(found.reason)
-            tier = self._next(climb, tier, found)
+            later = climb.later(tier)
+            tier = found.tier if found.tier in later else later[0]
 
-    def follow_up(self, request: ChatRequest, answer: Answer) -> None:
+    def complete(self, request: Request, route: Route, answer: Answer) -> None:
+        """The answer has ended well, and the client is about to have the last of it."""
+        answer.attempt.record.end()
+        if answer.seat is not None:
+            self._sticky.take(request, route.name, answer.attempt.finish(), answer.seat)
+
+    def follow_up(self, request: Request, answer: Answer) -> None:
         """What is left to do once the client has the answer, or an error in place of its end. Returns at once."""
         if answer.shadow is not None and answer.attempt.record.outcome == "answered":
             self._shadows.start(request, answer.shadow, answer.attempt.finish())
 
-    async def _visit(self, climb: _Climb, tier: str) -> Answer | Decision:
+    def _first_tier(self, climb: Climb) -> str:
+        """Where the request's hints send it, or its conversation went before, or the first tier of its route."""
+        if tier := self._lifter.hinted_tier(climb):
+            return tier
+        climb.seat = self._seat(climb)
+        if climb.seat is not None:
+            climb.record.stick()
+            return climb.seat.tier
+        return climb.route.tiers[0]
+
+    def _seat(self, climb: Climb) -> Seat | None:
+        """The conversation's seat; None where it has none that can be kept."""
+        if climb.route.policy is None or climb.request.options.lift == "require":
+            return None
+        seat = self._sticky.find(climb.request, climb.route.name)
+        return None if seat is None or self._fleets[seat.tier].why_not() else seat
+
+    async def _visit(self, climb: Climb, tier: str) -> Answer | Decision:
         """The answer of a tier, or the decision to leave it. Raises `ApiError` where there is neither."""
-        request, record, worker = climb.request, climb.record, self._workers[tier]
+        request, record, fleet = climb.request, climb.record, self._fleets[tier]
         later, policy = climb.later(tier), climb.policy_at(tier)
         judge = policy.begin()
         opening = self._opening(climb, tier, judge) if later else _no_choice(climb.route)
-        if later and (reason := self._why_not(worker, request, opening)):
+        if later and (reason := _why_not(fleet, request, opening)):
             record.skip(tier, reason)
             return Decision.escalate(reason, opening.tier)
-        namespace = await self._lift(climb, worker) if record.escalated else None
-        body = request.for_worker(worker.tier.served, judged_by=policy.top_logprobs, namespace=namespace)
-        attempt = Attempt(worker, body, self._config.limits, climb.budget, record.begin(tier, worker.tier.served))
+        worker = fleet.choose(climb.conversation)
+        namespace = await self._lifter.namespace(climb, worker)
+        body = request.for_worker(
+            fleet.served, judged_by=self._alternatives(climb, tier), namespace=namespace, partial=climb.partial
+        )
+        attempt = Attempt(
+            worker,
+            request.path,
+            body,
+            self._config.limits,
+            climb.budget,
+            record.begin(tier, fleet.served),
+            lambda tried: fleet.other(climb.conversation, tried),
+        )
         if not later:
             attempt.commit()
-        answer = Answer([], attempt)
+        answer = Answer([], attempt, climb.partial)
+        for event in climb.partial.events if climb.partial else ():
+            attempt.whole.add(event)
         try:
-            decision = await self._ask(climb, worker, answer, judge, opening)
+            decision = await self._ask(climb, tier, answer, judge, opening)
         except UpstreamError as error:
             if not later or not error.escalates:
                 raise
@@ -127,62 +124,57 @@ class Cascade:
         if decision.verdict is Verdict.KEEP:
             if not record.escalated:
                 record.reason = decision.reason
+            elif climb.route.policy is not None:
+                answer.seat = Seat(tier, namespace)
             answer.shadow = later[0] if decision.shadow and later else None
             return answer
         if namespace is None:
-            climb.sources.append(worker)
+            climb.sources.append(attempt.worker)
         return decision
 
-    def _opening(self, climb: _Climb, tier: str, judge: Judge) -> Decision:
-        """What the policy says before the attempt. A request that it sent to this tier is answered here."""
+    def _alternatives(self, climb: Climb, tier: str) -> int | None:
+        """How many the worker is asked for, None: no log-probabilities. They also count the tokens of a partial."""
+        wanted = climb.policy_at(tier).top_logprobs
+        counts = bool(climb.later(tier)) and self._escalation(climb) == "continue" and climb.request.stream
+        return 0 if counts and wanted is None else wanted
+
+    def _escalation(self, climb: Climb) -> str:
+        return climb.request.options.escalation or self._config.escalation
+
+    def _opening(self, climb: Climb, tier: str, judge: Judge) -> Decision:
+        """What the policy says before the attempt. A request that is where it was sent is answered there."""
         decision = judge.on_request(self._facts(climb, tier))
-        if decision.verdict is Verdict.ESCALATE and self._is_ignored(climb, tier, decision):
-            return Decision.keep(decision.reason)
-        return decision
+        there = decision.tier is not None and decision.tier not in climb.later(tier)
+        return Decision.keep(decision.reason) if there else decision
 
-    def _next(self, climb: _Climb, tier: str, decision: Decision) -> str:
-        """The tier after `tier`, or the one that the decision names."""
-        if decision.tier is None or self._is_ignored(climb, tier, decision):
-            return climb.later(tier)[0]
-        return decision.tier
-
-    def _is_ignored(self, climb: _Climb, tier: str, decision: Decision) -> bool:
-        """True where the decision names a tier that does not come later; counts and notes it."""
-        if decision.tier is None or decision.tier in climb.later(tier):
-            return False
-        climb.record.notes.append(
-            f"{decision.reason}: the policy named {decision.tier!r}, which does not follow {tier!r}"
-        )
-        self._counters.tiers_ignored += 1
-        return True
-
-    def _facts(self, climb: _Climb, tier: str) -> RequestFacts:
-        return climb.request.facts()._replace(
-            prompt_tokens=climb.record.prompt_tokens,
+    def _facts(self, climb: Climb, tier: str) -> RequestFacts:
+        facts = climb.request.facts()
+        counted = climb.record.prompt_tokens
+        return facts._replace(
+            prompt_tokens=facts.prompt_tokens if counted is None else counted,
             tier=tier,
-            tiers=self._monitor.states(),
+            tiers=tuple(fleet.state() for fleet in self._fleets.values()),
             calls_used=climb.budget.calls_used,
             escalated_share=self._recent.escalated_share(),
         )
 
-    async def _ask(self, climb: _Climb, worker: Worker, answer: Answer, judge: Judge, opening: Decision) -> Decision:
+    async def _ask(self, climb: Climb, tier: str, answer: Answer, judge: Judge, opening: Decision) -> Decision:
         """Runs an attempt up to its decision. Only a kept one is still open afterwards."""
         attempt = answer.attempt
         outcome, reason = "cancelled", "cancelled"
         try:
             decision = await _decide(answer, judge, opening)
             if decision.verdict is Verdict.WAIT:
-                policy = climb.policy_at(worker.name)
-                check = await self._checker.ask(worker, climb.request, policy, attempt, climb.budget)
+                check = await self._checker.ask(climb.request, climb.policy_at(tier), attempt, climb.budget)
                 decision = judge.on_check(check)
             outcome, reason = "discarded", decision.reason
             if decision.verdict is Verdict.KEEP:
                 outcome = "answered"
                 attempt.commit()
+            elif self._escalation(climb) == "continue" and self._takes_over(climb, answer):
+                outcome = "continued"
         except ApiError as error:
             outcome, reason = "failed", error.code
-            if isinstance(error, UpstreamRefused):
-                self._monitor[error.tier].miss(error)
             raise
         finally:
             attempt.record.confidence = judge.score()
@@ -193,48 +185,27 @@ class Cascade:
                 await attempt.aclose()
         return decision
 
-    def _why_not(self, worker: Worker, request: ChatRequest, opening: Decision) -> str | None:
-        """Why a tier that may be passed over is not asked at all."""
-        health = self._monitor[worker.name]
-        if not health.up:
-            return "tier_down"
-        reported = health.capabilities.context_length if health.capabilities else None
-        context, limit = worker.tier.context_length or reported, request.answer_limit()
-        if context is not None and limit is not None and limit >= context:
-            return "context_length"
-        return opening.reason if opening.verdict is Verdict.ESCALATE else None
-
-    async def _lift(self, climb: _Climb, target: Worker) -> str | None:
-        """The namespace of the lifted KV, or None for a native prefill. Raises `Unavailable` for a required lift."""
-        record, wish = climb.record, climb.request.options.lift
-        if climb.sources and wish != "never":
-            outcome = await self._try_lift(climb, target)
-            record.lift = outcome.record
-            if outcome.namespace is not None:
-                return outcome.namespace
-        if wish == "require":
-            why = record.lift.reason if record.lift else f"no tier holds this prompt's KV ({record.reason})"
-            raise Unavailable(f"kvlift.lift is 'require' and the lift was not applied: {why}", code="lift_not_applied")
-        return None
-
-    async def _try_lift(self, climb: _Climb, target: Worker) -> lifting.LiftOutcome:
-        """Lifts from the nearest source that can. Where none can, the outcome says why the nearest cannot."""
-        why_nearest = ""
-        for source in reversed(climb.sources):
-            pack = self._config.pack(source.name, target.name)
-            abilities = self._monitor[source.name].capabilities, self._monitor[target.name].capabilities
-            if reason := lifting.why_unsupported(*abilities, pack):
-                why_nearest = why_nearest or reason
-                continue
-            assert pack is not None
-            native = climb.request.for_worker(target.tier.served, judged_by=None, namespace=None)
-            left = climb.budget.seconds_left()
-            return await lifting.lift(self._config.lift, source, target, pack, native, climb.request.options, left)
-        return lifting.unsupported(why_nearest)
+    def _takes_over(self, climb: Climb, answer: Answer) -> bool:
+        """Makes what was answered so far the start of the next tier's answer. Where it cannot be, the record says so."""
+        found = climb.request.why_restart() or partial.begin(climb.partial, answer.held, climb.request.answer_limit())
+        climb.partial = None if isinstance(found, str) else found
+        if isinstance(found, str):
+            climb.record.restart(found)
+        return climb.partial is not None
 
 
 def _no_choice(route: Route) -> Decision:
     return Decision.keep("pinned" if route.policy is None else "last_tier")
+
+
+def _why_not(fleet: Fleet, request: Request, opening: Decision) -> str | None:
+    """Why a tier that may be passed over is not asked at all."""
+    if fault := fleet.why_not():
+        return fault
+    context, limit = fleet.context_length(), request.answer_limit()
+    if context is not None and limit is not None and limit >= context:
+        return "context_length"
+    return opening.reason if opening.verdict is Verdict.ESCALATE else None
 
 
 async def _decide(answer: Answer, judge: Judge, opening: Decision) -> Decision:

@@ -9,9 +9,16 @@ from __future__ import annotations
 
 import importlib.metadata
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+
+from router.telemetry.cli import trace
+
+if TYPE_CHECKING:
+    import logging
+
+    from router.config import Config
 
 COMMAND_GROUP = "kvlift.commands"
 
@@ -31,8 +38,10 @@ def build() -> typer.Typer:
     app.command("up")(_up)
     app.command("router")(_router)
     app.command("demo")(_demo)
+    app.command("trace")(trace)
     config = typer.Typer(no_args_is_help=True, help="Look at a configuration.")
     config.command("check")(_check)
+    config.command("schema")(_schema)
     app.add_typer(config, name="config")
     for entry in importlib.metadata.entry_points(group=COMMAND_GROUP):
         _add(app, entry)
@@ -79,9 +88,11 @@ def _up(config: ConfigFile) -> None:
     from router.up import up
 
     console = Console(stderr=True)
-    _log_with(RichHandler(console=console, show_path=False, markup=False), "%(message)s")  # it writes the time itself
     try:
-        up(load_config(config), console)
+        loaded = load_config(config)
+        # The handler writes the time itself.
+        _log_with(loaded, RichHandler(console=console, show_path=False, markup=False), "%(message)s")
+        up(loaded, console)
     except KVLiftError as error:
         _fail(str(error))
 
@@ -111,9 +122,9 @@ def _router(config: ConfigFile) -> None:
     from sglang_ext.errors import KVLiftError
     from router.serve import DrainingServer, address, bind
 
-    _log_with(logging.StreamHandler(), "%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         loaded = load_config(config)
+        _log_with(loaded, logging.StreamHandler(), "%(asctime)s %(levelname)s %(name)s %(message)s")
         server = DrainingServer(create_app(loaded), loaded.drain_s)
         listening = bind(loaded.listen)
     except KVLiftError as error:
@@ -129,8 +140,7 @@ def _check(file: Annotated[Path, typer.Argument(help="the YAML file")]) -> None:
 
     try:
         config = load_config(file)
-        for tier in config.tiers:
-            tier.api_key()
+        config.require_secrets()
     except KVLiftError as error:
         _fail(str(error))
     tiers = " -> ".join(tier.name for tier in config.tiers)
@@ -139,10 +149,27 @@ def _check(file: Annotated[Path, typer.Argument(help="the YAML file")]) -> None:
     )
 
 
-def _log_with(handler: Any, line: str) -> None:
+def _schema() -> None:
+    """Print the JSON schema of a config, for editors: every key, what it means, its default."""
+    import json
+
+    from router.config import Config
+
+    typer.echo(json.dumps(Config.model_json_schema(), indent=1))
+
+
+def _log_with(config: Config, handler: logging.Handler, line: str) -> None:
+    """`handler` and `line` are for text; JSON goes to standard error as it is."""
     import logging
 
-    logging.basicConfig(level=logging.INFO, format=line, handlers=[handler])
+    from router.telemetry.logs import JsonFormatter, TextFormatter
+
+    if config.telemetry.logs == "json":
+        handler = logging.StreamHandler()
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(TextFormatter(line))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line per call to a worker is too many
 
 

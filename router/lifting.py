@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 
 from router.config import Lift
 from router.errors import UpstreamError
+from router.options import Options
 from router.record import LiftRecord
-from router.request import Options
 from router.worker import Capabilities, Worker
 
 PROTOCOL = 1

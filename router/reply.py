@@ -1,122 +1,87 @@
-"""The answer as the client sees it: one clean OpenAI answer, streamed or not, whoever gave it.
-
-Rewrites, and no others: log-probabilities that only the policy asked for are left out; a usage chunk is sent
-exactly when the client asked for one; the extension field `kvlift` is added to the last event. Every other event
-of a streamed answer leaves as the worker sent it.
-"""
+"""The answer as the client sees it: one clean OpenAI answer, streamed or not, whoever gave it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from router.cascade import Answer, Cascade
+from router.cascade import Cascade
+from router.climb import Answer
+from router.editor import Editor
 from router.errors import ApiError
-from router.events import ChatEvent
 from router.record import Record
-from router.request import ChatRequest
+from router.request import Request
 from router.routes import Route
-from router.sse import DONE, encode
-from router.traffic import InFlight
+from router.sse import encode
+from router.telemetry.observer import Observer
 
 log = logging.getLogger(__name__)
 
-
-class Editor:
-    """Makes a worker's events the client's. The last event waits for the usage, which comes after it."""
-
-    def __init__(self, request: ChatRequest, record: Record) -> None:
-        self._request = request
-        self._record = record
-        self._last: ChatEvent | None = None  # the newest event with a finish_reason
-        self._usage: ChatEvent | None = None
-
-    def feed(self, event: ChatEvent) -> bytes:
-        """What may be sent now; possibly nothing."""
-        if event.is_usage_only:
-            self._usage = event
-            return b""
-        sent = b"" if self._last is None else self._plain(self._last)
-        self._last = event if event.finishes() else None
-        return sent if event.finishes() else sent + self._plain(event)
-
-    def end(self) -> bytes:
-        """The last events of a complete stream."""
-        if not self._request.wants_usage or self._usage is None:
-            return self._extended(self._last) + encode(DONE)
-        return self._plain(self._last) + self._extended(self._usage) + encode(DONE)
-
-    def whole(self, event: ChatEvent) -> bytes:
-        """A buffered answer."""
-        event.show_logprobs(self._request.top_logprobs)
-        return _dump({**event.body, "kvlift": self._record.as_json()}).encode()
-
-    def _plain(self, event: ChatEvent | None) -> bytes:
-        if event is None:
-            return b""
-        changed = event.show_logprobs(self._request.top_logprobs)
-        return encode(_dump(event.body) if changed else event.raw)
-
-    def _extended(self, event: ChatEvent | None) -> bytes:
-        if event is None:
-            return b""
-        event.show_logprobs(self._request.top_logprobs)
-        return encode(_dump({**event.body, "kvlift": self._record.as_json()}))
+Place = Callable[[], AbstractAsyncContextManager[None]]
+"""Waits for a place among the requests that are served, and holds it. Raises `ApiError` where there is none."""
 
 
 class Reply(Response):
     """Runs one request and sends its answer. A client that hangs up ends everything that runs for it."""
 
-    def __init__(self, cascade: Cascade, request: ChatRequest, route: Route, in_flight: InFlight) -> None:
+    def __init__(
+        self, cascade: Cascade, request: Request, route: Route, record: Record, place: Place, observer: Observer
+    ) -> None:
         super().__init__()
         self._cascade = cascade
         self._request = request
         self._route = route
-        self._in_flight = in_flight
-        self._record = Record()
+        self._place = place
+        self._record = record
+        self._observer = observer
         self._sent_all = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.create_task(self._serve(scope, receive, send))
-        gone = asyncio.create_task(_until_gone(receive))
-        gone.add_done_callback(lambda _: self._sent_all or work.cancel())
-        try:
-            await work
-        except asyncio.CancelledError:
-            log.info("request: outcome=cancelled %s", self._summary())
-            if not gone.done():
-                raise  # the server ends this, not the client
-        else:
-            log.info("request: outcome=done %s", self._summary())
-        finally:
-            gone.cancel()
+        with self._observer.watching(scope, self._record):
+            work = asyncio.create_task(self._serve(scope, receive, send))
+            gone = asyncio.create_task(_until_gone(receive))
+            gone.add_done_callback(lambda _: self._sent_all or work.cancel())
+            try:
+                await work
+            except asyncio.CancelledError:
+                if not gone.done():
+                    raise  # the server ends this, not the client
+            finally:
+                gone.cancel()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._in_flight:
-            try:
-                answer = await self._cascade.answer(self._request, self._route, self._record)
-            except ApiError as error:
-                await self._send_last(self._refusal(error), scope, receive, send)
-                return
-            try:
-                if self._request.stream:
-                    await self._send_stream(answer, send)
-                else:
-                    await self._send_whole(answer, scope, receive, send)
-            finally:
-                await answer.attempt.aclose()
-            self._cascade.follow_up(self._request, answer)
+        try:
+            async with self._place():
+                await self._answer(scope, receive, send)
+        except ApiError as error:  # nothing was sent yet
+            await self._send_last(self._refusal(error), scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises `ApiError` before anything is sent."""
+        answer = await self._cascade.answer(self._request, self._route, self._record)
+        try:
+            if self._request.stream:
+                await self._send_stream(answer, send)
+            else:
+                await self._send_whole(answer, scope, receive, send)
+        finally:
+            await answer.attempt.aclose()
+        self._record.end("answered")
+        self._cascade.follow_up(self._request, answer)
 
     async def _send_stream(self, answer: Answer, send: Send) -> None:
-        editor = Editor(self._request, self._record)
+        editor = Editor(self._request, self._record, answer.partial)
         headers = {"content-type": "text/event-stream", "cache-control": "no-cache", **self._record.headers()}
         raw_headers = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw_headers})
+        self._record.show()
         waiting = b"".join([editor.feed(event) for event in answer.held])
         try:
             if not answer.attempt.more_is_ready:
@@ -125,7 +90,7 @@ class Reply(Response):
                 waiting += editor.feed(event)
                 if not answer.attempt.more_is_ready:  # what came together leaves together: one write, not many
                     waiting = await _send_body(send, waiting)
-            answer.attempt.record.end()
+            self._cascade.complete(self._request, self._route, answer)
             last = editor.end()
         except ApiError as error:  # too late for a status: an error event, and neither a finish_reason nor [DONE]
             self._fail(answer, error)
@@ -140,8 +105,8 @@ class Reply(Response):
             self._fail(answer, error)
             response = self._refusal(error)
         else:
-            answer.attempt.record.end()
-            body = Editor(self._request, self._record).whole(answer.held[0])
+            self._cascade.complete(self._request, self._route, answer)
+            body = Editor(self._request, self._record, None).whole(answer.held[0])
             response = Response(body, headers=self._record.headers(), media_type="application/json")
         await self._send_last(response, scope, receive, send)
 
@@ -151,17 +116,19 @@ class Reply(Response):
 
     def _fail(self, answer: Answer, error: ApiError) -> None:
         answer.attempt.record.decided("failed", error.code)
+        self._record.reason = error.code
+        self._record.end("failed")
         log.warning("answer failed: tier=%s reason=%s", answer.attempt.record.tier, error.code)
 
     def _refusal(self, error: ApiError) -> Response:
         self._record.reason = error.code
-        return JSONResponse(self._told(error), status_code=error.status, headers=self._record.headers())
+        self._record.end("failed" if error.status >= 500 else "refused")
+        return JSONResponse(
+            self._told(error), status_code=error.status, headers={**self._record.headers(), **error.headers()}
+        )
 
     def _told(self, error: ApiError) -> dict[str, Any]:
         return {**error.body(), "kvlift": self._record.as_json()}
-
-    def _summary(self) -> str:
-        return " ".join(f"{name.removeprefix('x-kvlift-')}={value}" for name, value in self._record.headers().items())
 
 
 async def _send_body(send: Send, data: bytes) -> bytes:

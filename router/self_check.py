@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 
 from policies import Policy, SelfCheck
-from router.attempt import Attempt, Budget
+from router.attempt import Attempt
+from router.budget import Budget
 from router.config import Limits
 from router.errors import ApiError
 from router.record import AttemptRecord
-from router.request import ChatRequest
+from router.request import Request
 from router.traffic import Counters
-from router.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -25,26 +25,27 @@ class Checker:
         self._limits = limits.once()  # a retry could take the call that is left for the next tier
         self._counters = counters
 
-    async def ask(
-        self, worker: Worker, request: ChatRequest, policy: Policy, answered: Attempt, budget: Budget
-    ) -> SelfCheck:
+    async def ask(self, request: Request, policy: Policy, answered: Attempt, budget: Budget) -> SelfCheck:
         """The reply's first alternatives; none where the call failed, or is not made because it would be the last one.
 
         `answered` is the complete attempt that the question is about; the call is told in its record.
         """
         assert policy.question is not None
-        record = answered.record.check = AttemptRecord(worker.name, worker.tier.served)
+        worker = answered.worker
+        record = answered.record.check = AttemptRecord(worker.tier.name, worker.tier.served)
         if budget.calls_left <= _LEAVES:
             return self._failed(record, "max_calls")
         body = request.for_check(worker.tier.served, answered.finish(), policy.question, policy.question_logprobs)
-        attempt = Attempt(worker, body, self._limits, budget, record)
+        if body is None:
+            return self._failed(record, "no_conversation")
+        attempt = Attempt(worker, request.path, body, self._limits, budget, record)
         try:
             (event,) = [event async for event in attempt]
+            record.decided("answered", "self_check")
         except ApiError as error:
             return self._failed(record, error.code)
         finally:
             await attempt.aclose()
-        record.decided("answered", "self_check")
         return SelfCheck(tuple(event.first_alternatives()))
 
     def _failed(self, record: AttemptRecord, reason: str) -> SelfCheck:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable
 
 from policies import Finish
-from router.attempt import Attempt, Budget
+from router.attempt import Attempt
+from router.budget import Budget
 from router.config import Limits
+from router.conversation import Conversation
 from router.errors import ApiError
-from router.health import Monitor
+from router.fleet import Fleets
 from router.record import AttemptRecord
-from router.request import ChatRequest
+from router.request import Request
 from router.traffic import Counters, Shadow
 from router.worker import Worker
 
@@ -26,19 +28,23 @@ log = logging.getLogger(__name__)
 class Shadows:
     """The shadow calls that run now; the counters say how all others ended."""
 
-    def __init__(self, workers: Mapping[str, Worker], monitor: Monitor, limits: Limits, counters: Counters) -> None:
-        self._workers = workers
-        self._monitor = monitor
+    def __init__(
+        self, fleets: Fleets, limits: Limits, counters: Counters, told: Callable[[AttemptRecord], None]
+    ) -> None:
+        """`told` is handed the record of each call that was made, at its end."""
+        self._fleets = fleets
         self._limits = limits.once()
         self._counters = counters
+        self._told = told
         self._running: set[asyncio.Task[None]] = set()
 
-    def start(self, request: ChatRequest, tier: str, kept: Finish) -> None:
+    def start(self, request: Request, tier: str, kept: Finish) -> None:
         """Asks `tier` what was answered with `kept`. Returns at once."""
-        if len(self._running) >= self._limits.max_shadow or not self._monitor[tier].up:
+        fleet = self._fleets[tier]
+        if len(self._running) >= self._limits.max_shadow or fleet.why_not():
             self._counters.shadow["dropped"] += 1
             return
-        task = asyncio.create_task(self._compare(request, self._workers[tier], kept))
+        task = asyncio.create_task(self._compare(request, fleet.choose(Conversation(request.body)), kept))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
@@ -49,23 +55,25 @@ class Shadows:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    async def _compare(self, request: ChatRequest, worker: Worker, kept: Finish) -> None:
+    async def _compare(self, request: Request, worker: Worker, kept: Finish) -> None:
         body = request.for_worker(worker.tier.served, judged_by=None, namespace=None)
-        record = AttemptRecord(worker.name, worker.tier.served)
-        attempt = Attempt(worker, body, self._limits, Budget(self._limits), record)
+        record = AttemptRecord(worker.tier.name, worker.tier.served)
+        attempt = Attempt(worker, request.path, body, self._limits, Budget(self._limits), record)
         outcome: Shadow = "failed"
         try:
             async for _ in attempt:
                 pass
             outcome = "agreed" if agree(kept, attempt.finish()) else "disagreed"
         except ApiError as error:
-            log.warning("shadow failed: tier=%s reason=%s", worker.name, error.code)
+            log.warning("shadow failed: tier=%s reason=%s", worker.tier.name, error.code)
         except asyncio.CancelledError:
             outcome = "cancelled"
             raise
         finally:
             self._counters.shadow[outcome] += 1
-            log.info("shadow: tier=%s outcome=%s", worker.name, outcome)
+            record.decided(outcome, "shadow")
+            self._told(record)
+            log.info("shadow: tier=%s outcome=%s", worker.tier.name, outcome)
             await attempt.aclose()
 
 

@@ -24,7 +24,7 @@ _TAIL_LINES = 15
 class Spec:
     """One worker to run. `command` may hold the worker's key: it is never logged."""
 
-    tier: str
+    worker: str
     command: list[str]
     log_file: Path
 
@@ -50,8 +50,10 @@ class _Child:
         try:
             self._process = processes.start(self.spec.command, self.spec.log_file)
         except OSError as error:
-            raise SuperviseError(f"tier {self.spec.tier!r}: cannot start {self.spec.command[0]}: {error}") from error
-        log.info("worker started: tier=%s pid=%d log=%s", self.spec.tier, self._process.pid, self.spec.log_file)
+            raise SuperviseError(
+                f"worker {self.spec.worker!r}: cannot start {self.spec.command[0]}: {error}"
+            ) from error
+        log.info("worker started: worker=%s pid=%d log=%s", self.spec.worker, self._process.pid, self.spec.log_file)
 
     def exit_code(self) -> int | None:
         """How the process ended, None while it runs."""
@@ -73,8 +75,8 @@ class Supervisor:
         processes.adopt_orphans()
 
     def states(self) -> dict[str, str]:
-        """One line per tier, for people."""
-        return {child.spec.tier: _state(child) for child in self._children}
+        """One line per worker, for people."""
+        return {child.spec.worker: _state(child) for child in self._children}
 
     def pids(self) -> list[int]:
         """The process that leads each worker's tree, of those that run now."""
@@ -109,13 +111,13 @@ class Supervisor:
         await asyncio.to_thread(processes.end, processes.orphans(leaders), self._restart.stop_s)
         if child.restarts >= self._restart.attempts:
             raise SuperviseError(
-                f"tier {child.spec.tier!r}: the worker ended with code {code} after {child.restarts} restarts "
+                f"worker {child.spec.worker!r}: ended with code {code} after {child.restarts} restarts "
                 f"(restart.attempts); the end of {child.spec.log_file}:\n{_tail(child.spec.log_file)}"
             )
         pause = min(self._restart.backoff_s * 2**child.restarts, _LONGEST_PAUSE_S)
         child.restarts += 1
         child.start_at = time.monotonic() + pause
-        log.warning("worker died: tier=%s code=%d restart=%d in=%gs", child.spec.tier, code, child.restarts, pause)
+        log.warning("worker died: worker=%s code=%d restart=%d in=%gs", child.spec.worker, code, child.restarts, pause)
 
 
 def _state(child: _Child) -> str:

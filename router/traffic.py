@@ -45,7 +45,6 @@ tier was down."""
 class Counters:
     """Totals since the router's start. The names are the keys under `counters` at `/ready`."""
 
-    tiers_ignored: int = 0  # decisions that named a tier which does not come later
     checks_failed: int = 0  # questions about an answer that were asked in vain, or not asked for want of calls
     shadow: dict[Shadow, int] = field(default_factory=lambda: dict.fromkeys(get_args(Shadow), 0))
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from router.app import create_app
-from router.config import ALIAS, Config, Tier
+from router.config import ALIAS, Config, Replica, Start, Tier
 from router.gateway import Gateway
 from router.serve import DrainingServer, address, bind
 from router.supervisor import Spec, Supervisor
@@ -75,30 +75,35 @@ def run(config: Config, console: Console, work: Work) -> None:
 
 
 def plan(config: Config, run_folder: Path) -> tuple[Config, list[Spec]]:
-    """Gives each tier that has a `start` a free port: the config with its address, and how to run it."""
+    """Gives each worker that has a `start` a free port: the config with its address, and how to run it."""
     tiers: list[Tier] = []
     specs: list[Spec] = []
     for tier in config.tiers:
-        if tier.start is None:
-            tiers.append(tier)
-            continue
-        port = _free_port()
-        specs.append(Spec(tier.name, _command(tier, port), run_folder / f"{tier.name.replace('/', '_')}.log"))
-        tiers.append(tier.model_copy(update={"address": f"http://127.0.0.1:{port}"}))
+        addresses: list[str | None] = []
+        for index, replica in enumerate(tier.workers()):
+            if replica.start is None:
+                addresses.append(None)
+                continue
+            name, port = tier.worker_name(index), _free_port()
+            traces = config.telemetry.traces
+            joining = traces.worker_arguments(name) if traces else []
+            command = _command(tier.served, replica.start, replica, port, joining)
+            specs.append(Spec(name, command, run_folder / f"{name.replace('/', '_')}.log"))
+            addresses.append(f"http://127.0.0.1:{port}")
+        tiers.append(tier.at(addresses))
     return config.model_copy(update={"tiers": tiers}), specs
 
 
-def _command(tier: Tier, port: int) -> list[str]:
-    assert tier.start is not None
+def _command(served: str, start: Start, replica: Replica, port: int, joining: list[str]) -> list[str]:
     command = [
-        sys.executable, "-m", "router.cli", "worker", "--model", tier.start.model,
-        "--host", "127.0.0.1", "--port", str(port), "--served-model-name", tier.served,
+        sys.executable, "-m", "router.cli", "worker", "--model", start.model,
+        "--host", "127.0.0.1", "--port", str(port), "--served-model-name", served,
     ]  # fmt: skip
-    for pack in tier.start.packs:
+    for pack in start.packs:
         command += ["--pack", pack]
-    if key := tier.api_key():
+    if key := replica.api_key():
         command += ["--api-key", key]
-    return command + tier.start.arguments()
+    return command + joining + start.arguments()
 
 
 async def _serve(
@@ -122,16 +127,16 @@ async def _serve(
 async def _show_until_up(gateway: Gateway, supervisor: Supervisor, console: Console) -> None:
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with Progress(*columns, console=console) as progress:
-        rows = {tier: progress.add_task(tier, total=1) for tier in gateway.monitor.by_tier}
+        rows = {worker: progress.add_task(worker, total=1) for worker in gateway.monitor.by_worker}
         while not gateway.monitor.all_up():
             states = supervisor.states()
-            for tier, row in rows.items():
-                is_up = gateway.monitor[tier].up
-                what = "ready" if is_up else "starting"
-                progress.update(row, description=f"{tier}: {what} ({states.get(tier, 'not ours')})", completed=int(is_up))
+            for worker, row in rows.items():
+                is_up = gateway.monitor[worker].up
+                what = f"{'ready' if is_up else 'starting'} ({states.get(worker, 'not ours')})"
+                progress.update(row, description=f"{worker}: {what}", completed=int(is_up))
             await asyncio.sleep(_LOOK_EVERY_S)
-        for tier, row in rows.items():
-            progress.update(row, description=f"{tier}: ready", completed=1)
+        for worker, row in rows.items():
+            progress.update(row, description=f"{worker}: ready", completed=1)
 
 
 def _print_how_to_call(ready: Ready, console: Console) -> None:

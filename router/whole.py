@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from policies import Finish, ToolCall
-from router.events import ChatEvent
+from router.events import AnswerEvent
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class Whole:
     _text: list[str] = field(default_factory=list)
     _calls: dict[Any, _Call] = field(default_factory=dict)  # by the index that their pieces name
 
-    def add(self, event: ChatEvent) -> None:
+    def add(self, event: AnswerEvent) -> None:
         """The next event. Pieces of one call share its index; a message holds each call whole, in order."""
         self._text.append(event.text())
         for index, function in event.tool_calls():

@@ -13,13 +13,18 @@ from typing import Any
 import httpx
 from pydantic import BaseModel
 
-from router.config import Limits, Tier
+from router.breaker import Breaker
+from router.config import Breaker as BreakerSettings
+from router.config import Limits, Replica, Tier
+from router.connections import Connections
 from router.errors import ConfigError, UpstreamBroken, UpstreamError, UpstreamRefused, UpstreamStatus
+from router.telemetry import tracing
 from router.traffic import InFlight
 
 # Less than the 5 s after which uvicorn, and so SGLang, closes an idle connection: a request must not meet the close.
 _KEEP_IDLE_S = 4.0
 _ERROR_BYTES = 64 * 1024
+_BEHIND_GATEWAY = "a gateway stands before the workers of the tier, so the one that holds the KV cannot be named"
 
 
 class Pack(BaseModel):
@@ -54,19 +59,21 @@ class _Loads(BaseModel):
 
 
 class Worker:
-    """The worker of one tier. `aclose` ends its connections."""
+    """One worker of a tier. `aclose` ends its connections."""
 
-    def __init__(self, tier: Tier, limits: Limits) -> None:
-        """Raises `ConfigError` where the tier's address or key is not known."""
-        if tier.address is None:
+    def __init__(self, tier: Tier, name: str, replica: Replica, limits: Limits, breaker: BreakerSettings) -> None:
+        """Raises `ConfigError` where the worker's address or key is not known."""
+        if replica.address is None:
             raise ConfigError(
-                f"tier {tier.name!r} has no address: use kvlift up, which starts it, or replace 'start' by 'address'"
+                f"worker {name!r} has no address: use kvlift up, which starts it, or replace 'start' by 'address'"
             )
         self.tier = tier
-        self.name = tier.name
-        self.address = tier.address.rstrip("/")
-        self.api_key = tier.api_key()
+        self.name = name
+        self.address = replica.address.rstrip("/")
+        self.api_key = replica.api_key()
+        self.why_no_lift = _BEHIND_GATEWAY if replica.gateway else None
         self.in_flight = InFlight()  # chat calls
+        self.breaker = Breaker(name, breaker)  # of chat calls
         headers = {"accept-encoding": "identity", "content-type": "application/json"}
         if self.api_key:
             headers["authorization"] = f"Bearer {self.api_key}"
@@ -74,16 +81,17 @@ class Worker:
             base_url=self.address,
             headers=headers,
             timeout=httpx.Timeout(None, connect=limits.connect_s),  # the other limits are the attempt's
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEEP_IDLE_S),
+            transport=Connections(_KEEP_IDLE_S, encrypted=self.address.startswith("https:")),
+            event_hooks={"request": [_join_trace]},
             trust_env=False,  # a proxy of the machine is not between the router and its workers
         )
 
-    async def open_chat(self, content: bytes) -> httpx.Response:
-        """Posts a chat request; the answer's body is not read yet and the caller closes it.
+    async def open(self, path: str, content: bytes) -> httpx.Response:
+        """Posts a request for an answer; the answer's body is not read yet and the caller closes it.
 
         Raises `UpstreamError`.
         """
-        request = self._client.build_request("POST", "/v1/chat/completions", content=content)
+        request = self._client.build_request("POST", path, content=content)
         try:
             response = await self._client.send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
@@ -114,6 +122,13 @@ class Worker:
         """Posts `/kv/lift` and returns the answer's body. Raises `UpstreamError`."""
         return (await self._call("POST", "/kv/lift", timeout_s, json.dumps(payload).encode())).content
 
+    async def documents(self, method: str, path: str, timeout_s: float, content: bytes | None) -> dict[str, Any]:
+        """Calls one of the `/v1/documents` routes and returns the answer. Raises `UpstreamError`."""
+        answer = _parsed((await self._call(method, path, timeout_s, content)).content)
+        if not isinstance(answer, dict):
+            raise UpstreamBroken(self.name, "bad_answer", f"{path}: the answer is no JSON object")
+        return answer
+
     async def aclose(self) -> None:
         await self._client.aclose()
 
@@ -131,6 +146,10 @@ class Worker:
         if response.status_code != 200:
             raise UpstreamStatus(self.name, response.status_code, _parsed(response.content))
         return response
+
+
+async def _join_trace(request: httpx.Request) -> None:
+    tracing.inject(request.headers)
 
 
 async def _error_of(response: httpx.Response) -> Any:

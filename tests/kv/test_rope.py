@@ -136,6 +136,7 @@ def test_unrotate_undoes_rotate(case, seed, start):
 @pytest.mark.parametrize("distance", [1, 7, 8191, 9000])
 @pytest.mark.parametrize("case", CASES)
 def test_a_moved_key_equals_one_made_there(case, distance):
+    """Case 50."""
     rotation = Rotation(spec_of(case))
     keys = random(2, 6, 2, HEAD)
     here = torch.arange(3, 9)

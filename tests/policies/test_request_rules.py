@@ -50,6 +50,10 @@ def test_a_longer_prompt_never_escalates_less(shorter, more, bound):
 def test_what_was_not_measured_is_not_zero():
     assert decide(Length(tokens=5))[0] == Decision.escalate("no_signal")
     assert decide(Length(tokens=None))[0] == Decision.keep("no_match")
+    ids = facts(characters=None, prompt_tokens=6)
+    assert decide(Length(), facts=ids)[0] == Decision.escalate("no_signal")
+    assert decide(Length(tokens=5), facts=ids)[0] == Decision.escalate("prompt_length")
+    assert decide(Length(characters=None, tokens=6), facts=ids)[0] == Decision.keep("no_match")
     for rule in NEED_TEXT:
         assert decide(rule)[0] == Decision.escalate("no_signal")
         assert decide(rule, facts=facts(text=""))[0] == Decision.keep("no_match")

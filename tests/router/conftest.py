@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from router.app import create_app
+from router.breaker import Breaker
 from router.config import Config
 from tests.router.fake_worker import FakeWorker, Script, capabilities, packs, serving, until
 
@@ -25,10 +26,12 @@ class House:
 
     def __init__(self, stack: ExitStack, wait: bool = True, **overrides: Any) -> None:
         self.small, self.large = FakeWorker("served-small"), FakeWorker("served-large")
+        self.breakers: list[Breaker] = []
         self.reset()
         for worker in (self.small, self.large):
             worker.address = stack.enter_context(serving(worker.app()))
         self.app = create_app(self._config(overrides))
+        self.breakers = [health.worker.breaker for health in self.gateway.monitor.by_worker.values()]
         self.url = stack.enter_context(serving(self.app))
         self.http = stack.enter_context(httpx.Client(base_url=self.url, timeout=20))
         self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="client-key", max_retries=0)
@@ -43,10 +46,15 @@ class House:
         """Both workers as they were at first: the small one is sure of itself, and the pair could lift."""
         self.small.reset(Script(words=["small", " says"], capabilities=capabilities("small")))
         self.large.reset(Script(words=["large", " says", " so"], capabilities=capabilities("large")))
+        for breaker in self.breakers:
+            breaker.reset()
 
-    def ask(self, **fields: Any) -> httpx.Response:
-        """A buffered request."""
-        return self.http.post("/v1/chat/completions", json={"model": "kvlift", "messages": MESSAGES, **fields})
+    def ask(self, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+        """A buffered request: a completion where there is a prompt, else a chat."""
+        if "prompt" in fields:
+            return self.http.post("/v1/completions", json={"model": "kvlift", **fields}, headers=headers)
+        body = {"model": "kvlift", "messages": MESSAGES, **fields}
+        return self.http.post("/v1/chat/completions", json=body, headers=headers)
 
     def stream(self, **fields: Any) -> tuple[httpx.Response, list[str]]:
         """A streamed request: the response and the data of its events."""
@@ -56,9 +64,9 @@ class House:
 
     def _config(self, overrides: dict[str, Any]) -> Config:
         tiers = [
-            {"name": "small", "served": "served-small", "address": self.small.address, **overrides.pop("small", {})},
+            _tier("small", self.small, overrides.pop("small", {})),
             *([overrides.pop("middle")] if "middle" in overrides else []),
-            {"name": "large", "served": "served-large", "address": self.large.address, **overrides.pop("large", {})},
+            _tier("large", self.large, overrides.pop("large", {})),
         ]
         base = {
             "tiers": tiers,
@@ -74,6 +82,11 @@ class House:
             "health": {"interval_s": 0.1, "timeout_s": 2},
         }
         return Config.model_validate({**base, **overrides})
+
+
+def _tier(name: str, worker: FakeWorker, changes: dict[str, Any]) -> dict[str, Any]:
+    place = {} if "replicas" in changes else {"address": worker.address}
+    return {"name": name, "served": worker.served, **place, **changes}
 
 
 @pytest.fixture
@@ -131,8 +144,8 @@ def stream(request: pytest.FixtureRequest) -> bool:
 def contents(lines: list[str]) -> str:
     """The text of a streamed answer."""
     events = [json.loads(line) for line in lines if line != "[DONE]"]
-    deltas = [choice["delta"] for event in events for choice in event.get("choices", [])]
-    return "".join(delta.get("content") or "" for delta in deltas)
+    choices = [choice for event in events for choice in event.get("choices", [])]
+    return "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices)
 
 
 def extension(lines: list[str]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ class Script:
     error: dict[str, Any] | None = None  # body for a status other than 200
     fail_times: int | None = None  # `status` holds for so many calls; None: for all
     first_token_s: float = 0.0
+    held: threading.Event | None = None  # no answer has a first token before it is set
     fault_after: int | None = None  # after so many words...
     fault: str = "cut"  # ...cut, stall, error_event, bad_json, done, abort
     error_event: dict[str, Any] = field(default_factory=lambda: {"message": "boom", "type": "x", "code": 500})
@@ -66,6 +67,7 @@ class FakeWorker:
         self.calls: list[dict[str, Any]] = []
         self.checks: list[dict[str, Any]] = []
         self.lifts: list[dict[str, Any]] = []
+        self.documents: dict[tuple[str, str | None], dict[str, Any]] = {}  # by id and salt
         self.headers: list[tuple[str, dict[str, str]]] = []
         self.connections: set[Any] = set()
         self.aborted = 0
@@ -101,6 +103,32 @@ class FakeWorker:
                 return JSONResponse({"error": "not found"}, 404)
             return JSONResponse({"loads": [{"dp_rank": 0, "num_waiting_reqs": told}]})
 
+        @app.post("/v1/documents")
+        async def add(request: Request) -> Response:
+            body = await request.json()
+            self.calls.append(body)
+            if self.script.status != 200:
+                return JSONResponse({"error": {"message": "no", "code": self.script.status}}, self.script.status)
+            named = {"id": f"doc-{len(body['text'])}", "created": len(self.documents), "tokens": 3}
+            self.documents[named["id"], body.get("cache_salt")] = named
+            return JSONResponse({**named, "bytes": 100, "ms": {"compile": 1.0}})
+
+        @app.get("/v1/documents")
+        async def listing(request: Request) -> dict[str, Any]:
+            salt = request.query_params.get("cache_salt")
+            return {"data": [one for (_, other), one in self.documents.items() if other == salt]}
+
+        @app.get("/v1/documents/{name}")
+        @app.delete("/v1/documents/{name}")
+        async def one(name: str, request: Request) -> Response:
+            key = name, request.query_params.get("cache_salt")
+            if key not in self.documents:
+                return JSONResponse({"error": {"message": "no such document", "code": 404}}, 404)
+            if request.method == "GET":
+                return JSONResponse({**self.documents[key], "text": "x"})
+            del self.documents[key]
+            return JSONResponse({"id": name, "deleted": True})
+
         @app.post("/kv/lift")
         async def lift(request: Request) -> Response:
             self.lifts.append(await request.json())
@@ -110,9 +138,16 @@ class FakeWorker:
         @app.post("/v1/chat/completions")
         async def chat(request: Request) -> Response:
             body = await request.json()
-            script = self.script
             if body.get("max_tokens") == 1:
                 return await self._reply(body)
+            return await answer(request, body)
+
+        @app.post("/v1/completions")
+        async def complete(request: Request) -> Response:
+            return await answer(request, await request.json())
+
+        async def answer(request: Request, body: dict[str, Any]) -> Response:
+            script = self.script
             self.calls.append(body)
             if script.status != 200 and (script.fail_times is None or len(self.calls) <= script.fail_times):
                 return JSONResponse(script.error or {"error": {"message": "no", "code": script.status}}, script.status)
@@ -147,8 +182,9 @@ class FakeWorker:
 
     async def _stream(self, body: dict[str, Any]) -> AsyncIterator[str]:
         script = self.script
-        yield self._event(body, {"role": "assistant", "content": ""})
-        await asyncio.sleep(script.first_token_s)
+        if "prompt" not in body:
+            yield self._event(body, {"role": "assistant", "content": ""})
+        await self._until_first_token()
         groups = [[delta] for delta in script.deltas] if script.deltas is not None else self._groups()
         sent = 0
         for group in groups:
@@ -167,6 +203,12 @@ class FakeWorker:
             yield _sse({**self._head(body, "chat.completion.chunk"), "choices": [], "usage": self._usage()})
         if script.send_done:
             yield "data: [DONE]\n\n"
+
+    async def _until_first_token(self) -> None:
+        held = self.script.held
+        while held is not None and not held.is_set():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(self.script.first_token_s)
 
     async def _fault(self, body: dict[str, Any]) -> AsyncIterator[str]:
         match self.script.fault:
@@ -196,17 +238,13 @@ class FakeWorker:
                     await asyncio.sleep(0.02)
                 self.aborted += 1
                 return Response(status_code=499)
-            await asyncio.sleep(script.first_token_s)
+            await self._until_first_token()
             message = {"role": "assistant", "content": "".join(script.words)}
             for delta in script.deltas or []:
                 message.update(delta)
-            choice = {
-                "index": 0,
-                "message": message,
-                "finish_reason": script.finish_reason,
-                "logprobs": self._logprobs(body, script.words),
-            }
-            choices = [{**choice, "index": i} for i in range(body.get("n") or 1)]
+            said = {"text": message["content"]} if "prompt" in body else {"message": message}
+            end = {"finish_reason": script.finish_reason, "logprobs": self._logprobs(body, script.words)}
+            choices = [{"index": i, **said, **end} for i in range(body.get("n") or 1)]
             return JSONResponse({**self._head(body, "chat.completion"), "choices": choices, "usage": self._usage()})
         finally:
             self.running -= 1
@@ -217,8 +255,14 @@ class FakeWorker:
             yield words[start : start + step]
 
     def _logprobs(self, body: dict[str, Any], words: list[str]) -> dict[str, Any] | None:
-        if not body.get("logprobs") or self.script.logprob is None:
+        asked = body.get("logprobs")
+        if asked is None or asked is False or self.script.logprob is None:
             return None
+        if "prompt" in body:
+            told = {f"t{rank}": self.script.logprob - rank for rank in range(asked)}
+            tops = [told for _ in words] if told else []
+            chosen = [self.script.logprob] * len(words)
+            return {"tokens": words, "token_logprobs": chosen, "top_logprobs": tops, "text_offset": [-1] * len(words)}
         ranks = range(body.get("top_logprobs") or 0)
         return {
             "content": [
@@ -237,11 +281,13 @@ class FakeWorker:
     def _event(
         self, body: dict[str, Any], delta: dict[str, Any], logprobs: Any = None, finish: str | None = None
     ) -> str:
-        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        said = {"text": delta.get("content") or ""} if "prompt" in body else {"delta": delta}
+        choice = {"index": 0, **said, "logprobs": logprobs, "finish_reason": finish}
         return _sse({**self._head(body, "chat.completion.chunk"), "choices": [choice]})
 
     def _head(self, body: dict[str, Any], kind: str) -> dict[str, Any]:
-        return {"id": f"id-{self.served}", "object": kind, "created": 1, "model": body["model"]}
+        told = "text_completion" if "prompt" in body else kind
+        return {"id": f"id-{self.served}", "object": told, "created": 1, "model": body["model"]}
 
     def _usage(self) -> dict[str, Any]:
         prompt, completion = self.script.prompt_tokens, len(self.script.words)

@@ -75,7 +75,15 @@ def test_case_2_a_worker_that_dies_after_content_never_looks_complete(house, fau
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    "how", [{"model": "never"}, {"kvlift": {"policy": "never"}}, {"model": "small"}, {"model": "served-small"}]
+    "how",
+    [
+        {"model": "never"},
+        {"kvlift": {"policy": "never"}},
+        {"model": "small"},
+        {"model": "served-small"},
+        {"kvlift": {"tier": "small"}},
+        {"model": "always", "kvlift": {"policy": "never"}},
+    ],
 )
 def test_case_3_never_escalate_means_no_call_to_the_large_worker(house, stream, how):
     house.small.script.logprob = UNSURE
@@ -140,6 +148,58 @@ def test_case_9_usage_is_the_answering_models_and_the_discarded_tokens_are_told(
     assert told["attempts"][0]["confidence"] == UNSURE
     assert all(a["ms"]["total"] > 0 for a in told["attempts"])
     assert [a["ms"]["ttft"] is not None for a in told["attempts"]] == [stream, stream]
+
+
+@pytest.mark.parametrize("logprob", [-0.01, UNSURE])
+def test_case_13_as_many_log_probabilities_as_tokens_reasoning_included(house, logprob):
+    house.small.script.logprob = logprob
+    house.small.script.deltas = [{"reasoning_content": "hm"}, {"content": "x"}]
+    house.large.script.deltas = [{"reasoning_content": "h"}, {"reasoning_content": "m"}, {"content": "y"}]
+    _, lines = house.stream(logprobs=True, stream_options={"include_usage": True})
+    entries = [e for event in plain(lines) for c in event["choices"] for e in (c["logprobs"] or {}).get("content", [])]
+    assert len(entries) == json.loads(lines[-2])["usage"]["completion_tokens"] == (2 if logprob > UNSURE else 3)
+
+
+@pytest.mark.parametrize("logprob", [-0.01, UNSURE])
+@pytest.mark.parametrize("words_per_event", [1, 2, 3])
+def test_case_14_each_token_has_its_own_alternatives_streamed_as_buffered(house, logprob, words_per_event):
+    house.small.script.logprob = logprob
+    for worker in (house.small, house.large):
+        worker.script.words_per_event = words_per_event
+    asked = {"model": "gap", "logprobs": True, "top_logprobs": 2}
+    _, lines = house.stream(**asked)
+    streamed = [e for event in plain(lines) for c in event["choices"] for e in (c["logprobs"] or {}).get("content", [])]
+    buffered = house.ask(**asked).json()["choices"][0]["logprobs"]["content"]
+    assert streamed == buffered and all(len(entry["top_logprobs"]) == 2 for entry in streamed)
+
+
+@pytest.mark.parametrize("escalation", ["restart", "continue"])
+def test_case_16_an_escalated_tool_call_is_the_large_models_alone(house, stream, escalation):
+    def pieces(name, *arguments):
+        head = {"index": 0, "id": f"call_{name}", "type": "function", "function": {"name": "f", "arguments": ""}}
+        return [head, *({"index": 0, "function": {"arguments": part}} for part in arguments)]
+
+    whole = {"id": "call_large", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    large = [{"tool_calls": [piece]} for piece in pieces("large", '{"a"', ": 1}")]
+    house.small.script.deltas = [{"tool_calls": [piece]} for piece in pieces("small", '{"zq": ')]
+    house.large.script.deltas = large if stream else [{"tool_calls": [whole]}]
+    house.small.script.words = house.large.script.words = []
+    house.small.script.finish_reason = house.large.script.finish_reason = "tool_calls"
+    options = {"kvlift": {"escalation": escalation}}
+    asked = {"model": "always", "tools": [{"type": "function", "function": {"name": "f"}}], **options}
+    if stream:
+        _, lines = house.stream(**asked)
+        choices = [choice for event in plain(lines) for choice in event["choices"]]
+        calls = [call for choice in choices for call in choice["delta"].get("tool_calls", [])]
+        text = json.dumps(plain(lines))
+    else:
+        body = house.ask(**asked).json()
+        choices, text = body["choices"], json.dumps({**body, "kvlift": None})
+        calls = choices[0]["message"]["tool_calls"]
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["tool_calls"]
+    assert [call["id"] for call in calls if "id" in call] == ["call_large"]
+    assert json.loads("".join(call["function"]["arguments"] for call in calls)) == {"a": 1}
+    assert "zq" not in text and "call_small" not in text
 
 
 def test_case_17_the_large_worker_gets_the_clients_body(house):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import router.config
 from router import locate
 from router.cli import build
 from router.config import Config, load_config
@@ -132,6 +133,33 @@ def test_a_good_file_is_what_it_says(tmp_path):
             "    method: any\n    of:\n      - {method: shadow, of: {method: empty}}",
             "c.yaml:14: policies.sure.of.0.method: Input tag 'shadow'",
         ),
+        (
+            "    address: http://127.0.0.1:1",
+            "    address: http://127.0.0.1:1\n    replicas: [{address: 'http://127.0.0.1:2'}]",
+            "c.yaml:4: tiers.0.address: belongs to each of the replicas",
+        ),
+        (
+            "    address: http://127.0.0.1:1",
+            "    replicas:\n      - address: http://127.0.0.1:2\n      - api_key_env: K",
+            "c.yaml:6: tiers.0.replicas.1: give either 'address'",
+        ),
+        ("    start:", "    gateway: true\n    start:", "c.yaml:7: tiers.1.gateway: kvlift up starts workers"),
+        (
+            "limits:",
+            "listen: {host: 0.0.0.0}\nlimits:",
+            "c.yaml:15: listen.host: '0.0.0.0' can be reached from other machines, and there are no keys; add",
+        ),
+        ("limits:", "auth: {keys: [{tenant: a}]}\nlimits:", "c.yaml:15: auth.keys.0: give either 'key_env'"),
+        (
+            "limits:",
+            "auth: {keys: [{tenant: a, key_sha256: abc}]}\nlimits:",
+            "c.yaml:15: auth.keys.0.key_sha256: String",
+        ),
+        (
+            "limits:",
+            "auth: {keys: [{tenant: a, key_env: A}, {tenant: a, key_env: B, max_in_flight: 3}]}\nlimits:",
+            "c.yaml:15: auth.keys.1.max_in_flight: tenant 'a' has another limit at an earlier key",
+        ),
         ("  retries: 1", "  max_shadow: 0", "c.yaml:16: limits.max_shadow: Input should be greater than or equal to 1"),
         ("  retries: 1", "  retries: 1\n  retries: 2", "c.yaml:17: retries: given twice, first on line 16"),
         ("limits:", "limits: [", "c.yaml: not YAML"),
@@ -140,6 +168,24 @@ def test_a_good_file_is_what_it_says(tmp_path):
 def test_case_36_a_fault_is_named_with_file_line_and_key(tmp_path, old, new, message):
     assert old in GOOD
     assert message in refusal(tmp_path, GOOD.replace(old, new))
+
+
+GATED = """\
+tiers:
+  - {{name: small, served: s, address: http://h:1, gateway: {small}}}
+  - {{name: large, served: l, address: http://h:2, gateway: {large}}}
+policies: {{p: {{method: never}}}}
+default_policy: p
+lift: {{pairs: [{{source: small, target: large, pack: p}}]}}
+"""
+
+
+@pytest.mark.parametrize(("key", "tier"), [("source", "small"), ("target", "large")])
+def test_a_lift_to_or_from_a_gateway_is_refused(tmp_path, key, tier):
+    gates = {"small": "false", "large": "false"}
+    assert load(tmp_path, GATED.format(**gates)).pack("small", "large") == "p"
+    message = f"c.yaml:6: lift.pairs.0.{key}: tier {tier!r} stands behind a gateway"
+    assert message in refusal(tmp_path, GATED.format(**{**gates, tier: "true"}))
 
 
 def test_an_empty_or_missing_file_is_refused(tmp_path):
@@ -159,7 +205,7 @@ def test_a_key_that_is_not_exported_is_named(tmp_path, monkeypatch):
         tmp_path, GOOD.replace("    served: served-small", "    served: served-small\n    api_key_env: NO_SUCH_KEY")
     )
     with pytest.raises(ConfigError, match="NO_SUCH_KEY"):
-        config.tiers[0].api_key()
+        config.require_secrets()
 
 
 def test_the_router_alone_needs_addresses(tmp_path):
@@ -171,7 +217,9 @@ def test_connect_s_is_the_connect_timeout(tmp_path):
     from router.worker import Worker
 
     config = load(tmp_path, GOOD.replace("  retries: 1", "  connect_s: 1.5"))
-    assert Worker(config.tiers[0], config.limits)._client.timeout.connect == 1.5
+    tier = config.tiers[0]
+    worker = Worker(tier, "small", tier.workers()[0], config.limits, config.breaker)
+    assert worker._client.timeout.connect == 1.5
 
 
 def test_the_example_names_the_tiny_family(tmp_path, monkeypatch):
@@ -183,6 +231,45 @@ def test_the_example_names_the_tiny_family(tmp_path, monkeypatch):
     assert config.tiers[0].start.model == str(root / "models/kvlift-tiny-small")
     assert config.tiers[1].start.packs == [str(root / "packs/tiny-small-to-large")]
     assert config.pack("small", "large") == "tiny-small-to-large"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback_needs_no_keys(tmp_path, host):
+    assert load(tmp_path, GOOD + f"listen: {{host: '{host}'}}\n").listen.host == host
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "router.example", ""])
+def test_anything_wider_needs_keys(tmp_path, host):
+    wide = GOOD + f"listen: {{host: '{host}'}}\n"
+    assert "add auth.keys" in refusal(tmp_path, wide)
+    assert load(tmp_path, wide + "auth: {keys: [{tenant: a, key_env: A}]}\n").listen.host == host
+
+
+EXAMPLES = Path(locate.__file__).parent / "examples"
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.name)
+def test_every_example_passes_config_check(file, monkeypatch):
+    assert file.read_text().startswith("# yaml-language-server: $schema=kvlift.schema.json\n")
+    for name in ("ACME_KEY", "BETA_KEY", "SMALL_KEY", "LARGE_KEY"):
+        monkeypatch.setenv(name, f"key {name}")
+    said = CliRunner().invoke(build(), ["config", "check", str(file)])
+    assert said.exit_code == 0, said.output
+
+
+def test_the_schema_beside_the_examples_is_the_one_of_this_version():
+    printed = CliRunner().invoke(build(), ["config", "schema"]).output
+    assert (EXAMPLES / "kvlift.schema.json").read_text() == printed, "kvlift config schema > it"
+
+
+def test_every_key_of_the_config_is_described():
+    schema = Config.model_json_schema()
+    sections = {name: part for name, part in schema["$defs"].items() if name in router.config.__all__}
+    keys = {
+        f"{n}.{key}": told for n, part in {"": schema, **sections}.items() for key, told in part["properties"].items()
+    }
+    assert len(keys) > 50
+    assert [key for key, told in keys.items() if not {"description", "$ref"} & told.keys()] == []
 
 
 def test_config_check_says_good_or_what_is_wrong(tmp_path):

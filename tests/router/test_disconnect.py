@@ -81,6 +81,7 @@ def process(tmp_path, request):
         config.write_text(
             f"listen: {{port: {port}}}\ntiers: [{{name: small, served: served-small, address: '{address}'}}]\n"
             f"policies: {{p: {{method: never}}}}\ndefault_policy: p\ndrain_s: {request.param}\n"
+            "limits: {max_in_flight: 1}\n"
         )
         child = subprocess.Popen(
             [sys.executable, "-m", "router.cli", "router", "-c", str(config)], env=dict(os.environ)
@@ -117,6 +118,27 @@ def test_case_43_sigterm_turns_ready_off_finishes_the_stream_and_exits_zero(proc
     thread.join(20)
     lines = [line.removeprefix("data: ") for line in answer[0].split("\n") if line.startswith("data: ")]
     assert contents(lines) == "Hello there." and lines[-1] == "[DONE]"
+    assert child.wait(20) == 0
+
+
+def test_case_43_what_waits_for_its_place_is_answered_before_the_end(process):
+    worker, child, client = process
+    worker.script.held = threading.Event()
+    body = {"model": "small", "messages": MESSAGES}
+    answers = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(client.post("/v1/chat/completions", json=body)))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    until(lambda: client.get("/ready").json()["waiting"] == 2)
+    child.send_signal(signal.SIGTERM)
+    until(lambda: ready(client) == 503)
+    worker.script.held.set()
+    for thread in threads:
+        thread.join(20)
+    assert [answer.status_code for answer in answers] == [200] * 3
     assert child.wait(20) == 0
 
 

@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from router.breaker import Breaker
+from router.config import Breaker as BreakerSettings
 from router.config import Health, Limits, Tier
 from router.errors import UpstreamError
 from router.health import Monitor, WorkerHealth
@@ -18,8 +20,10 @@ class Probed:
     """A worker whose probes follow a list: True is well, an exception is raised."""
 
     name = address = "w"
+    why_no_lift = None
 
     def __init__(self, *outcomes):
+        self.breaker = Breaker("w", BreakerSettings(failures=1))
         self.outcomes = list(outcomes)
         self.asked = 0
 
@@ -38,9 +42,9 @@ class Probed:
 BAD = UpstreamError("w", "timeout", "no answer")
 
 
-def states(*outcomes, misses=3):
+def states(*outcomes, **config):
     worker = Probed(*outcomes)
-    health = WorkerHealth(worker, Health(misses=misses))
+    health = WorkerHealth(worker, Health(**config))
 
     async def run():
         seen = []
@@ -58,6 +62,26 @@ def test_case_69_three_misses_in_a_row_mark_a_worker_down_not_fewer():
 
 def test_misses_is_configurable():
     assert states(True, BAD, misses=1) == [True, False]
+
+
+def test_hits_in_a_row_mark_a_worker_up_again_not_fewer():
+    seen = states(True, BAD, True, True, BAD, True, True, True, misses=1, hits=3)
+    assert seen == [True, False, False, False, False, False, False, True]
+
+
+def test_a_worker_that_comes_up_again_has_its_breaker_closed():
+    worker = Probed(True, BAD, True, True)
+    health = WorkerHealth(worker, Health(misses=1))
+
+    async def run():
+        seen = []
+        for _ in range(4):
+            worker.breaker.failed()
+            await health.probe()
+            seen.append(worker.breaker.state)
+        return seen
+
+    assert asyncio.run(run()) == ["closed", "open", "closed", "open"]
 
 
 def test_a_worker_is_down_until_its_first_success():
@@ -88,7 +112,8 @@ def test_timeout_s_bounds_a_probe():
 
         server = await asyncio.start_server(silent, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        worker = Worker(Tier(name="w", served="w", address=f"http://127.0.0.1:{port}"), Limits())
+        tier = Tier(name="w", served="w", address=f"http://127.0.0.1:{port}")
+        worker = Worker(tier, "w", tier.workers()[0], Limits(), BreakerSettings())
         with pytest.raises(UpstreamError, match="more than 0[.]1 s"):
             await worker.healthy(0.1)
         await worker.aclose()
@@ -108,13 +133,3 @@ def test_case_27_and_69_a_small_worker_that_is_down_is_passed_over_until_it_is_b
     house.small.script.health_status = 200
     until(lambda: house.http.get("/ready").status_code == 200)
     assert house.ask().headers["x-kvlift-tier"] == "small"
-
-
-def test_refused_requests_count_as_misses(build):
-    house = build(health={"interval_s": 60, "misses": 2})
-    house.gateway.monitor["small"].worker._client.base_url = "http://127.0.0.1:9"
-    assert [house.ask().headers["x-kvlift-reason"] for _ in range(3)] == [
-        "connect_failed",
-        "connect_failed",
-        "tier_down",
-    ]

@@ -242,7 +242,7 @@ def test_plain_workers_without_the_plugin_make_a_plain_cascade(build):
     house = build()
     for worker in (house.small, house.large):
         worker.script.capabilities, worker.script.health_status = None, 500
-    until(lambda: not any(h.up for h in house.gateway.monitor.by_tier.values()))
+    until(lambda: not any(h.up for h in house.gateway.monitor.by_worker.values()))
     house.small.script.health_status = house.large.script.health_status = 200
     until(house.gateway.monitor.all_up)
     house.small.script.logprob = UNSURE

@@ -180,6 +180,7 @@ def test_connect_s_bounds_the_connection_and_a_refused_one_escalates(build, stre
 
 
 def test_a_body_over_the_limit_is_413_before_it_is_read(build):
+    """Case 35."""
     house = build(limits={"max_body_bytes": 1000})
     with socket.create_connection(("127.0.0.1", httpx.URL(house.url).port), timeout=10) as connection:
         connection.sendall(

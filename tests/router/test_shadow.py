@@ -8,6 +8,7 @@ import json
 import pytest
 
 from policies import Finish, ToolCall
+from router.chat import ChatRequest
 from router.gateway import Gateway
 from router.shadow import agree
 from tests.router.conftest import MESSAGES, contents
@@ -132,8 +133,13 @@ def test_the_end_of_the_router_cancels_what_runs(build):
 
     async def run():
         async with Gateway(house.gateway.config) as gateway:
-            reply = gateway.chat(json.dumps({"model": "kvlift", "messages": MESSAGES}).encode())
-            await reply({"type": "http", "method": "POST", "headers": []}, asyncio.Event().wait, _into(sent))
+            raw = json.dumps({"model": "kvlift", "messages": MESSAGES}).encode()
+            reply = gateway.reply(ChatRequest, raw, gateway.admit({}), {})
+            await reply(
+                {"type": "http", "method": "POST", "path": ChatRequest.path, "headers": []},
+                asyncio.Event().wait,
+                _into(sent),
+            )
             while not house.large.running:
                 await asyncio.sleep(0.01)
         return gateway.counters.shadow["cancelled"]

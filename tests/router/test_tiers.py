@@ -50,15 +50,22 @@ def test_an_answer_may_be_sent_past_a_tier_with_the_kv_of_the_one_that_gave_it(b
     assert house.large.lifts[0]["source"]["url"] == house.small.address
 
 
-def test_a_named_tier_that_does_not_come_later_is_ignored_noted_and_counted(build_three, stream):
+def test_a_rule_is_content_where_the_request_is_already_there(build_three, stream):
+    """It sends nothing back, and there is nothing to note; what else judges there sends the request on."""
     house = build_three(**only({"method": "all", "of": [{**THEOREM, "to": "middle"}, UNSURE_OF_IT]}))
     house.small.script.logprob = house.middle.script.logprob = UNSURE
     text, _, told = answer(house, stream)
     assert text == "large says so" and calls(house) == (1, 1, 1)
-    assert len(told["notes"]) == 1 and "'middle'" in told["notes"][0]
-    assert house.http.get("/ready").json()["counters"]["tiers_ignored"] == 1
-    house.small.script.logprob = -0.01
-    assert answer(house, stream)[2]["notes"] == []
+    assert told["notes"] == []
+    assert "tiers_ignored" not in house.http.get("/ready").json()["counters"]
+
+
+def test_a_rule_on_the_answer_that_names_its_own_tier_asks_the_next_one(build_three, stream):
+    house = build_three(**only({"method": "refusal", "to": "middle"}))
+    house.small.script.words = house.middle.script.words = ["I cannot", " help"]
+    text, headers, told = answer(house, stream)
+    assert (text, headers["x-kvlift-reason"], told["notes"]) == ("large says so", "refusal", [])
+    assert calls(house) == (1, 1, 1)
 
 
 def test_a_named_tier_that_is_down_gives_way_to_the_next_one(build_three, stream):

@@ -121,6 +121,24 @@ def test_a_worker_that_cannot_be_kept_ends_up_with_the_reason(start):
     assert "restart.attempts" in said and "this worker is broken" in said
 
 
+def test_each_replica_is_a_worker_with_a_port_and_a_log_of_its_own(tmp_path):
+    starts = [{"start": {"model": "m", "args": {"base-gpu-id": gpu}}} for gpu in (0, 1)]
+    config = Config.model_validate(
+        {
+            "tiers": [{"name": "a/b", "served": "s", "replicas": [*starts, {"address": "http://h:1"}]}],
+            "policies": {"p": {"method": "never"}},
+            "default_policy": "p",
+        }
+    )
+    planned, specs = plan(config, tmp_path)
+    addresses = [worker.address for worker in planned.tiers[0].workers()]
+    assert len(set(addresses)) == 3 and addresses[2] == "http://h:1"
+    assert [(spec.worker, spec.log_file.name) for spec in specs] == [("a/b#0", "a_b#0.log"), ("a/b#1", "a_b#1.log")]
+    for gpu, spec in enumerate(specs):
+        assert f"--port {addresses[gpu].rpartition(':')[2]}" in " ".join(spec.command)
+        assert spec.command[-2:] == ["--base-gpu-id", str(gpu)]
+
+
 def test_the_command_line_of_a_worker(tmp_path, monkeypatch):
     monkeypatch.setenv("KEY", "secret")
     start = {"model": "m", "packs": ["p"], "args": {"a": 1, "b": True, "c": ["x", 2]}}

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies import RequestFacts, Token, ToolCall
-from router.events import ChatEvent
-from router.request import ChatRequest
+from router.chat import ChatRequest
+from router.events import AnswerEvent
 from router.whole import Whole
 from tests.policies.run import laws
 
@@ -19,7 +19,7 @@ TOOL = {"type": "function", "function": {"name": "find"}}
 
 
 def event(choice):
-    return ChatEvent(json.dumps({"choices": [{"index": 0, **choice}]}))
+    return AnswerEvent(json.dumps({"choices": [{"index": 0, **choice}]}))
 
 
 def finish(*events):
