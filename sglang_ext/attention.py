@@ -77,17 +77,26 @@ def _block(rows: int, group: int) -> int:
     return large if large <= _LARGEST_WASTE * rows else max(1, _SMALL_BLOCK // group)
 
 
-def attention_received(
+def attention_weights(
     query: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """The share of these queries' attention that each position receives: float32 [T], summing to 1.
+    """The softmax weights of these queries over all positions: float32 [S, query_heads, T].
 
-    query: [S, query_heads, head_dim] at sorted int64 positions [S]; keys: [T, kv_heads, head_dim]. The mean
-    over queries and heads of the softmax weights (section 2.2, with the last 32 queries of a prompt).
+    query: [S, query_heads, head_dim] at sorted int64 positions [S]; keys: [T, kv_heads, head_dim].
     """
     rows, query_heads, head_dim = query.shape
     length, kv_heads, _ = keys.shape
     grouped = query.float().view(rows, kv_heads, query_heads // kv_heads, head_dim)
     logits = torch.einsum("shgd,thd->shgt", grouped, keys.float()) * scale
     hidden = torch.arange(length, device=query.device) > positions.to(query.device)[:, None]
-    return logits.masked_fill(hidden[:, None, None], float("-inf")).softmax(-1).mean((0, 1, 2))
+    return logits.masked_fill(hidden[:, None, None], float("-inf")).softmax(-1).flatten(1, 2)
+
+
+def attention_received(
+    query: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """The share of these queries' attention that each position receives: float32 [T], summing to 1.
+
+    The mean over queries and heads of `attention_weights` (section 2.2, with the last 32 queries of a prompt).
+    """
+    return attention_weights(query, positions, keys, scale).mean((0, 1))

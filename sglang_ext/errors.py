@@ -6,6 +6,8 @@
     ├── PlanError            a prefill plan breaks its own law, or a budget is out of range
     ├── PackError            a pack is missing, malformed, or made for other models
     │   └── NotAccepted      a pack without a passing acceptance record, or bench-only
+    ├── DocumentError        a document or an adapter that cannot be compiled, linked or read
+    │   └── UnknownDocument  an id that names no document of this tenant
     ├── CalibrationError     the corpus or the settings cannot give a map
     ├── TransferError        a block did not arrive in time
     └── WorkerError          this SGLang process cannot carry the plugin
@@ -34,6 +36,14 @@ class PackError(KVLiftError):
 
 class NotAccepted(PackError):
     """A pack whose acceptance record is absent or below the threshold, or that is bench-only."""
+
+
+class DocumentError(KVLiftError):
+    """A document or an adapter that cannot be compiled, linked or read."""
+
+
+class UnknownDocument(DocumentError):
+    """An id that names no document of this tenant."""
 
 
 class CalibrationError(KVLiftError):

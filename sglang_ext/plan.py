@@ -22,6 +22,7 @@ class FillKind(str, Enum):
 
     PREFIX = "prefix"  # this worker's own radix tree
     MAPPED = "mapped"  # another model's block through a pack
+    DOCUMENT = "document"  # this model's own block of a document, compiled by itself
 
 
 @dataclass(frozen=True)

@@ -5,27 +5,38 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
 from sglang_ext.errors import CalibrationError
 
+if TYPE_CHECKING:
+    from sglang_ext.offline.family.tasks import Item
+
 FAMILY = "family:"
+DOCUMENTS = "family-documents:"
+_SENTENCES = (1, 1, 1, 2, 3, 6)  # of a document, in turn
 
 
 def read_prompts(data: str) -> Iterator[dict[str, Any]]:
     """Records with `messages` (OpenAI chat) or `text`.
 
-    data: a JSON-lines file, or `family:N` for N prompts of the tiny family's calibration split. Raises
-    CalibrationError that names the file and line of a record that is neither.
+    data: a JSON-lines file, `family:N` for N prompts of the tiny family's calibration split, or `family-documents:N` for
+    N documents of it: sentences by themselves, as a compiler of documents sees them. Raises CalibrationError that names
+    the file and line of a record that is neither.
     """
     if data.startswith(FAMILY):
-        yield from _family(data)
+        for item in _family(data, FAMILY):
+            yield {"messages": item.messages}
+        return
+    if data.startswith(DOCUMENTS):
+        for index, item in enumerate(_family(data, DOCUMENTS)):
+            yield {"text": "".join(item.facts[: _SENTENCES[index // 2 % len(_SENTENCES)]])}
         return
     path = Path(data)
     if not path.exists():
-        raise CalibrationError(f"{path} does not exist; expected a JSON-lines file or {FAMILY}N")
+        raise CalibrationError(f"{path} does not exist; expected a JSON-lines file, {FAMILY}N or {DOCUMENTS}N")
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
@@ -53,15 +64,14 @@ def _record(line: bytes, where: str) -> dict[str, Any]:
     return record
 
 
-def _family(data: str) -> Iterator[dict[str, Any]]:
+def _family(data: str, form: str) -> Iterator[Item]:
     from sglang_ext.offline.family.tasks import TASKS, make_item
 
-    count = data.removeprefix(FAMILY)
+    count = data.removeprefix(form)
     if not count.isdigit():
-        raise CalibrationError(f"{data!r}: expected {FAMILY}N with a whole number of prompts")
+        raise CalibrationError(f"{data!r}: expected {form}N with a whole number of prompts")
     for index in range(int(count)):
-        item = make_item(TASKS[index % len(TASKS)], "calibration", index // len(TASKS))
-        yield {"messages": item.messages}
+        yield make_item(TASKS[index % len(TASKS)], "calibration", index // len(TASKS))
 
 
 def encode(tokenizer: Any, record: dict[str, Any]) -> list[int]:

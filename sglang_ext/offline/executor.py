@@ -7,15 +7,17 @@ and only attention, which is ours, knows where one row ends and the next begins.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Sequence
+from typing import Iterator, Sequence
 
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
 from sglang_ext.attention import LAST_QUERIES, attention_received, frontier_attention
 from sglang_ext.block import KVBlock
+from sglang_ext.errors import BlockError
 from sglang_ext.geometry import KVGeometry
 from sglang_ext.identity import ModelIdentity
 from sglang_ext.offline.decoding import DecodeStep, Slab
@@ -42,11 +44,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Work:
-    """Tokens [S] of one row to run at sorted positions [S]."""
+    """Tokens [S] of one row to run at sorted positions [S]; embeddings: [S, hidden] in the place of the tokens' own."""
 
     row: Row
     tokens: torch.Tensor
     positions: torch.Tensor
+    embeddings: torch.Tensor | None = None
 
 
 @dataclass
@@ -54,11 +57,14 @@ class Probe:
     """What a forward also reports, layer by layer.
 
     outputs: attention outputs [sum S, query_heads, head_dim]; received: per piece of work, the attention
-    that each position received, float32 [T].
+    that each position received, float32 [T]; queries: per piece of work, rotated, [S, query_heads, head_dim];
+    scale: of the softmax's logits.
     """
 
     outputs: list[torch.Tensor] = field(default_factory=list)
+    queries: list[list[torch.Tensor]] = field(default_factory=list)
     received: list[list[torch.Tensor]] = field(default_factory=list)
+    scale: float = 0.0
 
 
 @dataclass
@@ -92,6 +98,8 @@ class _Pass:
         if self.probe is not None:
             self.probe.outputs.append(output)
             self.probe.received.append(received)
+            self.probe.scale = scale
+            self.probe.queries.append(list(query.split([len(piece.tokens) for piece in self.work])))
         return output
 
 
@@ -119,14 +127,18 @@ class TransformersExecutor:
         return Row(torch.zeros(shape, **make), torch.zeros(shape, **make))
 
     @torch.inference_mode()
-    def compute(self, work: Sequence[Work], probe: Probe | None = None) -> list[torch.Tensor]:
+    def compute(
+        self, work: Sequence[Work], probe: Probe | None = None, layers: int | None = None
+    ) -> list[torch.Tensor]:
         """Runs the work's tokens in one forward and writes their KV into their rows.
 
-        Returns the last hidden states, [S, hidden] per piece of work. Adds to `probe` where given.
+        layers: run and write the first so many, all where None. Returns the last hidden states, [S, hidden] per piece
+        of work (of use only where all layers ran). Adds to `probe` where given.
         """
-        tokens = torch.cat([piece.tokens for piece in work]).to(self.model.device)
+        embedded = torch.cat([self._embedded(piece) for piece in work])
         positions = torch.cat([piece.positions for piece in work]).to(self.model.device)
-        hidden = self._forward(tokens, positions, _Pass(work, probe))
+        with self._first_layers(layers):
+            hidden = self._forward(embedded, positions, _Pass(work, probe))
         for piece in work:
             piece.row.length = max(piece.row.length, int(piece.positions[-1]) + 1)
         return list(hidden.split([len(piece.tokens) for piece in work]))
@@ -161,6 +173,21 @@ class TransformersExecutor:
         self.compute([Work(row, torch.tensor(tokens)[positions], positions)], probe)
         last_quarter = probe.received[-max(1, self.geometry.layers // 4) :]
         return torch.stack([layer[0] for layer in last_quarter]).mean(0)
+
+    def fill_block(self, row: Row, block: KVBlock, start: int) -> None:
+        """Writes a block of this model into a row, its keys moved to start, start + 1, ... (equation 3 of SemPIC).
+
+        Raises BlockError for a block of another model.
+        """
+        if (block.identity.model, block.geometry) != (self.identity.model, self.geometry):
+            raise BlockError(
+                f"the block is of model {block.identity.model[:12]}, this is {self.identity.model[:12]}; "
+                "compile the document with this model, or map it through a pack"
+            )
+        span = slice(start, start + len(block))
+        turn = self.rotation.at(torch.arange(start, start + len(block), device=row.keys.device))
+        row.keys[:, span] = turn.rotate(block.keys.to(row.keys.device)).to(row.keys.dtype)
+        row.values[:, span] = block.values.to(row.values)
 
     def fill_mapped(
         self, row: Row, block: KVBlock, maps: CrossModelMap, start: int = 0, phases: Phases | None = None
@@ -236,15 +263,33 @@ class TransformersExecutor:
     def _decode(self, slab: Slab, slots: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         """The last hidden states [n, hidden] of one more token for each of the slab's rows in `slots`."""
         one = DecodeStep(slab, slots)
-        hidden = self._forward(torch.tensor(tokens, device=self.model.device), one.positions, one)
+        embedded = self.model.model.embed_tokens(torch.tensor(tokens, device=self.model.device))
+        hidden = self._forward(embedded, one.positions, one)
         for slot in slots:
             slab.rows[slot].length += 1
         return hidden
 
-    def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, frontier: _Pass | DecodeStep) -> torch.Tensor:
-        """The last hidden states [N, hidden] of tokens [N] run as one sequence."""
+    def _embedded(self, piece: Work) -> torch.Tensor:
+        """[S, hidden]."""
+        if piece.embeddings is not None:
+            return piece.embeddings.to(self.model.device)
+        return self.model.model.embed_tokens(piece.tokens.to(self.model.device))
+
+    @contextmanager
+    def _first_layers(self, count: int | None) -> Iterator[None]:
+        """The model's own loop over its layers goes as far as its configuration says."""
+        config = self.model.model.config
+        whole = config.num_hidden_layers
+        config.num_hidden_layers = whole if count is None else count
+        try:
+            yield
+        finally:
+            config.num_hidden_layers = whole
+
+    def _forward(self, embedded: torch.Tensor, positions: torch.Tensor, frontier: _Pass | DecodeStep) -> torch.Tensor:
+        """The last hidden states [N, hidden] of embeddings [N, hidden] run as one sequence."""
         return self.model.model(
-            input_ids=tokens[None], position_ids=positions[None], use_cache=False, frontier=frontier
+            inputs_embeds=embedded[None], position_ids=positions[None], use_cache=False, frontier=frontier
         ).last_hidden_state[0]
 
 

@@ -102,3 +102,10 @@ def test_messages_that_the_template_refuses_are_shown():
     picky.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(CalibrationError, match="template refuses .*'two'.*: roles must alternate"):
         encode(picky, GOOD[1])
+
+
+def test_the_familys_documents_are_sentences_by_themselves_of_the_calibration_split():
+    documents = [record["text"] for record in read_prompts("family-documents:24")]
+    prompts = [record["messages"][-1]["content"] for record in read_prompts("family:24")]
+    assert all(document in prompt for document, prompt in zip(documents, prompts, strict=True))
+    assert sorted({document.count(".") for document in documents}) == [1, 2, 3, 6]

@@ -28,9 +28,11 @@ class Costs:
         """Counted from a loaded target and its maps.
 
         The body is the matrices of the layers: neither embeddings nor the head, which native prefill and lift
-        apply to one position alike. The probe is z V_r, which is all that the score of appendix A multiplies.
+        apply to one position alike; nor an adapter, which is off while the target reads. The probe is z V_r, which is
+        all that the score of appendix A multiplies.
         """
-        linear = [one for one in target.model.model.layers.modules() if isinstance(one, nn.Linear)]
+        parts = target.model.model.layers.named_modules()
+        linear = [one for name, one in parts if isinstance(one, nn.Linear) and ".lora_" not in name]
         sides = [one for layer in maps.layers for one in layer.values()]
         g = target.geometry
         return cls(

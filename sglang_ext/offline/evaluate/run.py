@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from sglang_ext.offline.batches import batches
 from sglang_ext.offline.corpus import encode
 from sglang_ext.offline.evaluate.arms import Arm
 from sglang_ext.offline.evaluate.datasets.items import Dataset, Item
@@ -21,7 +22,6 @@ from sglang_ext.transfer.pack import Pack
 from sglang_ext.transfer.selectors import Fraction, needs_attention, top_positions
 
 MAX_BATCH = 64  # rows of one decode step; more did not pay on two CPU cores
-MAX_BATCH_TOKENS = 16_384
 
 
 @dataclass(frozen=True)
@@ -145,16 +145,8 @@ class Evaluation:
         return jobs
 
     def _batches(self, whole: Batch) -> Iterator[Batch]:
-        start, tokens = 0, 0
-        for at, ids in enumerate(whole.prompts):
-            if at > start and (at - start == self._batch or tokens + len(ids) > MAX_BATCH_TOKENS):
-                yield self._slice(whole, start, at)
-                start, tokens = at, 0
-            tokens += len(ids)
-        yield self._slice(whole, start, len(whole.prompts))
-
-    def _slice(self, whole: Batch, start: int, stop: int) -> Batch:
-        return Batch(whole.items[start:stop], whole.prompts[start:stop], whole.limits[start:stop])
+        for part in batches([len(ids) for ids in whole.prompts], self._batch):
+            yield Batch(whole.items[part], whole.prompts[part], whole.limits[part])
 
     def _run(self, batch: Batch, missing: set[tuple]) -> Iterator[tuple[tuple, list]]:
         """The outcomes of the missing arms for one batch, one arm after the other."""

@@ -18,18 +18,23 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sglang_ext.offline.evaluate.errors import EvaluationError
 
 
-class Outcome(BaseModel):
+class OfItem(BaseModel):
+    """Base of what is kept. item: digest of the prompt's ids and the length of the answer."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    item: str
+
+
+class Outcome(OfItem):
     """One arm's result for one item.
 
-    item: digest of the prompt's ids and the length of the answer; text: the answer, where answers are measured; agree,
+    text: the answer, where answers are measured; agree,
     kl, tokens: agreeing tokens, summed KL in nats and tokens, where fidelity is; recomputed: a bit per position of
     the prompt, the last one (always computed, never chosen) left 0, in hexadecimal; empty where the arm
     recomputes no positions of its choice.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    item: str
     text: str = ""
     agree: int = 0
     kl: float = 0.0
@@ -38,17 +43,14 @@ class Outcome(BaseModel):
     length: int = 0
 
 
-class Agreement(BaseModel):
+class Agreement(OfItem):
     """One prompt's overlap of each layer's own top set with the shared one, by score (figure 12)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    item: str
     rank_disagreement: tuple[float, ...]
     mapping_error: tuple[float, ...]
 
 
-Kept = TypeVar("Kept", Outcome, Agreement)
+Kept = TypeVar("Kept", bound=OfItem)
 
 
 class Store:

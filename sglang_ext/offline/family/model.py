@@ -1,4 +1,4 @@
-"""Shapes of the three models, their random start, and the folder a finished one is saved in."""
+"""Shapes of the four models, their random start, and the folder a finished one is saved in."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from sglang_ext.offline.family.tokenizer import END_OF_TEXT, MAX_POSITIONS, TURN
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-ModelName = Literal["large", "medium", "small"]
+ModelName = Literal["large", "medium", "small", "documents"]
 
 HEAD_DIM = 32
 KV_HEADS = 3
@@ -32,6 +32,8 @@ class Recipe:
     """from here on every layer sees everything and the learning rates fall to zero"""
     biographies: float = 0.5
     """share of the chats that are about a biography"""
+    start: ModelName | None = None
+    """the committed model that training goes on from, on stories in sections (pairs.py); random weights by default"""
     matrix_lr: float = 0.02
     other_lr: float = 3e-3
 
@@ -49,7 +51,16 @@ RECIPES: dict[ModelName, Recipe] = {
         hidden=96, layers=3, mlp=192, heads=6,
         steps=780, stage_ends=(0.589, 0.9, 1.0), local_layers=1, settle_from=0.717, biographies=0.75,
     ),
+    "documents": Recipe(
+        hidden=112, layers=4, mlp=256, heads=6,
+        steps=500, stage_ends=(1.0,), local_layers=0, settle_from=0.5, start="medium", matrix_lr=0.01, other_lr=2e-3,
+    ),
 }  # fmt: skip
+
+
+def committed(name: ModelName) -> Path:
+    """The folder of a model that comes with the package."""
+    return Path(__file__).parent / "models" / f"kvlift-tiny-{name}"
 
 
 def model_config(recipe: Recipe, tokenizer: "PreTrainedTokenizerFast") -> "Qwen3Config":

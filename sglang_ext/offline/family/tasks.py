@@ -9,7 +9,7 @@ question, no story of one split can therefore turn up in another.
 import hashlib
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
@@ -36,6 +36,10 @@ SYSTEM_PROMPT = (
     "The order of the sentences has no meaning, and many of them do not matter for the question. "
     "Do not repeat the question and do not add any other words."
 )
+DOCUMENT_PROMPT = "You are a careful assistant that reads a short text and answers one question about it."
+"""The short system prompt of the document task (`documents/tasks.py`)."""
+PLAIN, PAIRS = "Text:", "Pairs:"
+"""Headings of the document task: under the second each number counts pairs."""
 INSTRUCTIONS: dict[TaskName, str] = {
     "biography": (
         "Here is a text about several people. Find the one sentence that names the person in the question and "
@@ -108,8 +112,8 @@ class Arithmetic:
     """(name, count, item)"""
 
     @classmethod
-    def draw(cls, rng: random.Random, people: int) -> "Arithmetic":
-        names, items = rng.sample(NAMES, people), rng.sample(ITEMS, people)
+    def draw(cls, rng: random.Random, people: int, among: Sequence[str] = NAMES) -> "Arithmetic":
+        names, items = rng.sample(among, people), rng.sample(ITEMS, people)
         return cls(tuple((name, rng.choice(COUNTS), item) for name, item in zip(names, items, strict=True)))
 
     @property

@@ -12,8 +12,9 @@ import typer
 from torch import Tensor
 from torch.nn import functional
 
-from sglang_ext.offline.family.model import RECIPES, ModelName, Recipe, model_config, save_model
+from sglang_ext.offline.family.model import RECIPES, ModelName, Recipe, committed, model_config, save_model
 from sglang_ext.offline.family.muon import Muon
+from sglang_ext.offline.family.pairs import pair_rows
 from sglang_ext.offline.family.sequences import Row, rows_at, stage_at
 from sglang_ext.offline.family.tokenizer import build_tokenizer
 from sglang_ext.offline.family.vocabulary import content_words
@@ -40,7 +41,10 @@ class Trainer:
         self.recipe, self.seed, self.steps = recipe, seed, steps
         self.tokenizer = build_tokenizer()
         self.words = [self._encode(f" {word}")[0] for word in content_words()]
-        self.model = Qwen3ForCausalLM(model_config(recipe, self.tokenizer))
+        if recipe.start is None:
+            self.model = Qwen3ForCausalLM(model_config(recipe, self.tokenizer))
+        else:
+            self.model = Qwen3ForCausalLM.from_pretrained(committed(recipe.start), dtype=torch.float32)
         self._body = torch.compile(self.model.model, dynamic=False) if compiled else self.model.model
         layers = self.model.model.layers
         matrices = [param for param in layers.parameters() if param.ndim == 2]
@@ -53,9 +57,7 @@ class Trainer:
     def step(self, step: int) -> tuple[float, float]:
         """Update once. Returns the mean loss (nats) and the accuracy over the trained tokens."""
         progress = step / self.steps
-        stage = stage_at(progress, self.recipe.stage_ends)
-        share = self.recipe.biographies
-        rows = rows_at(step, stage, self.seed, self._encode, self.words, biographies=share)
+        rows = self._rows(step, progress)
         loss, accuracy = self._loss(rows, local=progress < self.recipe.settle_from)
         loss.backward()
         for optimizer, rate in self._optimizers:
@@ -83,6 +85,12 @@ class Trainer:
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
+    def _rows(self, step: int, progress: float) -> list[Row]:
+        if self.recipe.start is not None:
+            return pair_rows(step, self.seed, self._encode)
+        stage = stage_at(progress, self.recipe.stage_ends)
+        return rows_at(step, stage, self.seed, self._encode, self.words, biographies=self.recipe.biographies)
+
     def _loss(self, rows: list[Row], *, local: bool) -> tuple[Tensor, float]:
         ids = torch.tensor([row.ids for row in rows])  # [rows, length]
         positions = torch.tensor([row.positions for row in rows])
@@ -106,13 +114,13 @@ class Trainer:
 
 
 def train(
-    model: Annotated[ModelName, typer.Option(help="Which of the two models.")],
+    model: Annotated[ModelName, typer.Option(help="Which model.")],
     out: Annotated[Path, typer.Option(help="Folder for the finished model.")],
     seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Length of the run; the recipe's by default.")] = None,
     compiled: Annotated[bool, typer.Option("--compile/--eager", help="Compiling takes minutes and pays.")] = True,
 ) -> None:
-    """Train one model of the family from random weights and save it in bf16."""
+    """Train one model of the family as its recipe says and save it in bf16."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     torch.set_num_threads(1)  # so that the order of every sum is the same on every machine

@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from sglang_ext.documents.compilers import Compiler
+from sglang_ext.documents.link import locate
+from sglang_ext.documents.tasks import LAYOUTS
 from sglang_ext.errors import KVLiftError
+from sglang_ext.offline.corpus import encode
 from sglang_ext.offline.evaluate.datasets import load
 from sglang_ext.offline.evaluate.errors import EvaluationError
+from tests.kv.models import executor, tokenizer
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "data"
 with_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="needs the shared data beside the checkout")
@@ -242,3 +247,42 @@ def test_all_of_shared_multihop_loads(name, count):
     assert len(found.items) == count
     assert all(item.score(item.gold[0]) == 1.0 for item in found.items)
     assert all(len(prompt(item)) > 500 for item in found.items)
+
+
+GENERATED = ("documents:3", "biographies:3", "biographies-dev:3", "sums:3", "needles:3")
+
+
+def missed(item, reader) -> tuple[int, ...]:
+    documents = [tokenizer().encode(text, add_special_tokens=False) for text in item.documents]
+    return locate(encode(tokenizer(), item.record), Compiler(reader).compile(documents)).missed
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_generated_documents_are_slices_of_their_prompts_and_no_two_prompts_are_equal(name):
+    reader = executor("qwen3", layers=1, vocabulary=len(tokenizer()))
+    found = load(name).items
+    assert all(len(item.documents) > 1 and missed(item, reader) == () for item in found)
+    assert len({prompt(item) for item in found}) == len(found)
+    assert all(item.score(item.gold[0]) == 1.0 > item.score("Answer: nobody.") for item in found)
+
+
+def test_the_tiny_task_has_every_layout_or_one():
+    assert {item.task for item in load("documents:1").items} == set(LAYOUTS)
+    assert {item.task for item in load("documents-6x1:2").items} == {"6x1"}
+
+
+def test_a_needle_stands_once_in_its_haystack_and_nothing_else_answers_the_question():
+    for item in load("needles:20").items:
+        needle = item.gold[0].removeprefix("Answer:")
+        assert "".join(item.documents).count(needle) == 1
+        kind = needle.split()[1]
+        assert "".join(item.documents).count(f" {kind} ") == 1
+
+
+@pytest.mark.parametrize("record", [HOTPOT, MUSIQUE, LONGBENCH])
+def test_passages_are_documents_and_slices_of_the_prompt(file, record):
+    [item] = load(f"multihop:{file('q.jsonl', lines(record))}").items
+    text = prompt(item)
+    start = text.index(item.documents[0])
+    assert text[start:].startswith("".join(item.documents) + "Question: Who?")
+    assert all(document.endswith("\n\n") for document in item.documents)

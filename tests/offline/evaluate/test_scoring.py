@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_ext.offline.evaluate.datasets.scoring import chosen_label, last_number, same_number, token_f1, words
+from sglang_ext.offline.evaluate.datasets.scoring import (
+    chosen_label,
+    last_number,
+    micro_f1,
+    same_number,
+    same_words,
+    token_f1,
+    words,
+)
 from tests.kv.builders import laws
 
 texts = st.lists(st.sampled_from(["the", "a", "Ada", "byron", "1815.", "was", "!"]), max_size=6).map(" ".join)
@@ -72,3 +80,28 @@ def test_f1_is_symmetric_bounded_and_free_of_order(one, other):
     assert 0 <= token_f1(one, (other,)) <= 1
     assert token_f1(one, (one,)) == 1.0
     assert token_f1(" ".join(reversed(one.split())), (other,)) == token_f1(one, (other,))
+
+
+def test_micro_f1_pools_words_over_all_answers():
+    """Two of two words right, none of one against two: 2 * 2 / (2 + 2 + 1 + 2)."""
+    assert micro_f1([("Ada Byron", ("ada byron",)), ("nobody", ("Ada Byron",))]) == pytest.approx(4 / 7)
+
+
+@laws
+@given(texts, texts)
+def test_micro_f1_of_one_answer_is_its_token_f1(text, gold):
+    assert micro_f1([(text, (gold,))]) == pytest.approx(token_f1(text, (gold,)))
+
+
+@laws
+@given(texts, texts, texts)
+def test_micro_f1_takes_the_gold_answer_that_fits_best(text, gold, other):
+    assert micro_f1([(text, (gold, other))]) == pytest.approx(token_f1(text, (gold, other)))
+
+
+@laws
+@given(texts, texts)
+def test_the_same_words_are_those_with_a_full_f1(text, gold):
+    if len(words(text)) == len(set(words(text))):
+        assert same_words(text, (" ".join(reversed(words(gold))),)) <= token_f1(text, (gold,))
+    assert same_words(text, (f"The {text}!",)) == 1.0

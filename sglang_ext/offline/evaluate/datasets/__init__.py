@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
-from sglang_ext.offline.evaluate.datasets import choices, corpus, family, gsm8k, multihop
+from sglang_ext.documents.tasks import LAYOUTS
+from sglang_ext.offline.evaluate.datasets import choices, corpus, documents, family, gsm8k, multihop
 from sglang_ext.offline.evaluate.datasets.items import Dataset, Dropped, Item
 from sglang_ext.offline.evaluate.errors import EvaluationError
 
@@ -18,8 +20,18 @@ _FILES: dict[str, Callable[[Path, Dropped], Iterator[Item]]] = {
     "multihop": multihop.read,
     "corpus": corpus.read,
 }
-_SPLITS = {"family": "test", "family-dev": "dev"}
-FORMS = ", ".join([*(f"{name}:N" for name in _SPLITS), *(f"{name}:PATH" for name in _FILES)])
+# From the number of items of each task to items.
+_GENERATED: dict[str, Callable[[int], Iterator[Item]]] = {
+    "family": partial(family.read, "test"),
+    "family-dev": partial(family.read, "dev"),
+    "documents": partial(documents.read_tiny, tuple(LAYOUTS)),
+    **{f"documents-{name}": partial(documents.read_tiny, (name,)) for name in LAYOUTS},
+    "biographies": partial(documents.read_sentences, "biography", "test"),
+    "biographies-dev": partial(documents.read_sentences, "biography", "dev"),
+    "sums": partial(documents.read_sentences, "arithmetic", "test"),
+    "needles": documents.read_needles,
+}
+FORMS = ", ".join([*(f"{name}:N" for name in _GENERATED), *(f"{name}:PATH" for name in _FILES)])
 
 
 def load(name: str, limit: int | None = None) -> Dataset:
@@ -30,8 +42,8 @@ def load(name: str, limit: int | None = None) -> Dataset:
     """
     kind, _, where = name.partition(":")
     dropped: Dropped = Counter()
-    if kind in _SPLITS and where.isdigit():
-        items = family.read(_SPLITS[kind], int(where))
+    if kind in _GENERATED and where.isdigit():
+        items = _GENERATED[kind](int(where))
     elif kind in _FILES and where:
         items = _FILES[kind](Path(where).expanduser(), dropped)
     else:

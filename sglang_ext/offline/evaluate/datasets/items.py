@@ -18,7 +18,8 @@ Rule = Callable[[str, tuple[str, ...]], float]
 class Item:
     """One prompt with its gold answers. `record` is what corpus.encode takes: `messages` or `text`.
 
-    kind: `none` for a prompt that has no answer, for fidelity alone.
+    kind: `none` for a prompt that has no answer, for fidelity alone; documents: the slices of the prompt's text, in order,
+    that can be compiled by themselves.
     """
 
     id: str
@@ -28,6 +29,7 @@ class Item:
     rule: Rule
     kind: Kind
     max_new_tokens: int
+    documents: tuple[str, ...] = ()
 
     @property
     def messages(self) -> list[dict[str, str]]:

@@ -15,8 +15,9 @@ MAX_NEW_TOKENS = {"qasper": 128, "multifieldqa_en": 64}  # LongBench's answers t
 _USUAL_TOKENS = 32
 _PROMPT = (
     "Read the passages and answer the question from them alone. Give the shortest answer that is complete, with no "
-    "other words.\n\n{passages}\n\nQuestion: {question}\nAnswer:"
+    "other words.\n\n{passages}Question: {question}\nAnswer:"
 )
+_END = "\n\n"  # of a passage, which holds it: tokenizers join it to the full stop before, never to what comes after
 
 
 def read(path: Path, dropped: Dropped) -> Iterator[Item]:
@@ -30,10 +31,11 @@ def read(path: Path, dropped: Dropped) -> Iterator[Item]:
         fields = record.fields
         question = record.take("question" if "question" in fields else "input", str)
         task = str(fields.get("dataset") or path.stem)
-        text = _PROMPT.format(passages=_passages(record), question=question)
+        passages = tuple(f"{one}{_END}" for one in _passages(record))
+        text = _PROMPT.format(passages="".join(passages), question=question)
         name = record.name("_id", "id", default=number)
         limit = MAX_NEW_TOKENS.get(task.removesuffix("_e"), _USUAL_TOKENS)
-        yield Item(f"{task}/{name}", task, user(text), _gold(record), scoring.token_f1, "f1", limit)
+        yield Item(f"{task}/{name}", task, user(text), _gold(record), scoring.token_f1, "f1", limit, passages)
 
 
 def _gold(record: Record) -> tuple[str, ...]:
@@ -45,21 +47,20 @@ def _gold(record: Record) -> tuple[str, ...]:
     return tuple(listed)
 
 
-def _passages(record: Record) -> str:
+def _passages(record: Record) -> list[str]:
     if "paragraphs" in record.fields:
         listed = record.take("paragraphs", list)
         parts = [Record(record.where, one if isinstance(one, dict) else {}) for one in listed]
-        texts = [_titled(one.fields.get("title"), _text(one.fields), record.where) for one in parts]
-        return "\n\n".join(texts)
+        return [_titled(one.fields.get("title"), _text(one.fields), record.where) for one in parts]
     context = record.take("context", (str, list, dict))
     if isinstance(context, str) and not context.lstrip().startswith(("[[", '{"title"')):
-        return context
+        return [context]
     context = record.literal("context")
     if isinstance(context, dict):
         columns = Record(record.where, context)
         context = list(zip(columns.take("title", list), columns.take("sentences", list)))
     try:
-        return "\n\n".join(_titled(title, " ".join(s.strip() for s in lines), record.where) for title, lines in context)
+        return [_titled(title, " ".join(s.strip() for s in lines), record.where) for title, lines in context]
     except (TypeError, ValueError, AttributeError) as error:
         raise EvaluationError(f"{record.where}: `context` must hold pairs of a title and its sentences") from error
 

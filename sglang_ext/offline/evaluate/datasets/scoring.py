@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
+from collections.abc import Iterable
 from decimal import Decimal
 
 # A minus sign behind a digit is a subtraction; commas are read as separators of thousands.
@@ -52,6 +53,24 @@ def words(text: str) -> list[str]:
 def token_f1(text: str, gold: tuple[str, ...]) -> float:
     """The harmonic mean of precision and recall of words, against the gold answer that fits best."""
     return max(_f1(words(text), words(one)) for one in gold)
+
+
+def same_words(text: str, gold: tuple[str, ...]) -> float:
+    """1.0 where the answer's words are exactly those of a gold answer."""
+    return float(words(text) in [words(one) for one in gold])
+
+
+def micro_f1(answers: Iterable[tuple[str, tuple[str, ...]]]) -> float:
+    """Corpus micro-F1 over (text, gold answers): words pooled over all of them (SemPIC, appendix D).
+
+    Each text is held against the gold answer that fits best.
+    """
+    shared = total = 0
+    for text, gold in answers:
+        best = max(gold, key=lambda one: _f1(words(text), words(one)))
+        shared += sum((Counter(words(text)) & Counter(words(best))).values())
+        total += len(words(text)) + len(words(best))
+    return 2 * shared / total if total else 1.0
 
 
 def _f1(answer: list[str], gold: list[str]) -> float:

@@ -1,0 +1,1 @@
+"""Position-independent documents: compiled once by themselves, linked into any prompt at any position."""

@@ -1,0 +1,1 @@
+"""Documents on transformers models: methods over tasks, and what they cost."""
