@@ -14,6 +14,9 @@ import typer
 
 
 MapDtype = Literal["float32", "bfloat16"]
+KVTransport = Literal["shm", "mooncake", "auto"]
+KVProtocol = Literal["tcp", "rdma"]
+DocumentPolicy = Literal["auto", "explicit", "off"]
 
 
 class Structure(str, Enum):
@@ -42,6 +45,24 @@ def run_worker(
     allow_bench_pack: Annotated[bool, typer.Option(help="also lift with packs of random weights")] = False,
     kernels: Annotated[bool, typer.Option("--kernels/--no-kernels", help="Triton kernels, on a CUDA device")] = True,
     workers_on_host: Annotated[int, typer.Option(min=1, help="workers that share the cores, without a GPU")] = 2,
+    kv_transport: Annotated[
+        KVTransport, typer.Option(help="blocks go through shared memory, Mooncake, or what the other worker can")
+    ] = "shm",
+    kv_host: Annotated[Optional[str], typer.Option(help="Mooncake: where other workers reach this one")] = None,
+    kv_protocol: Annotated[KVProtocol, typer.Option(help="Mooncake: of its transfers")] = "tcp",
+    kv_device: Annotated[str, typer.Option(help="Mooncake: RDMA devices, with commas; empty: all")] = "",
+    kv_buffer_bytes: Annotated[int, typer.Option(min=1, help="Mooncake: buffer for blocks on their way")] = 1 << 30,
+    documents: Annotated[
+        DocumentPolicy, typer.Option(help="in chats: compiled on first sight, only by POST /v1/documents, or refused")
+    ] = "auto",
+    documents_adapter: Annotated[
+        Optional[list[Path]], typer.Option(help="what documents are compiled by (kvlift documents train); repeatable")
+    ] = None,
+    documents_bytes: Annotated[int, typer.Option(min=0, help="memory for compiled documents")] = 1 << 30,
+    documents_folder: Annotated[
+        Optional[Path], typer.Option(help="keeps documents beyond memory; workers may share it")
+    ] = None,
+    documents_folder_bytes: Annotated[int, typer.Option(min=1, help="size to which that folder is kept")] = 16 << 30,
 ) -> None:
     """Serve a model with SGLang and kvlift's plugin. Every other option goes to SGLang's server as it is."""
     from sglang_ext.errors import KVLiftError
@@ -51,7 +72,12 @@ def run_worker(
     settings = WorkerSettings(
         packs=tuple(str(folder.resolve()) for folder in pack or ()),
         allow_bench_pack=allow_bench_pack, acceptance_threshold=acceptance, rho=rho,
-        recompute_tokens=recompute_tokens, kernels=kernels,
+        recompute_tokens=recompute_tokens, kernels=kernels, kv_transport=kv_transport, kv_host=kv_host,
+        kv_protocol=kv_protocol, kv_device=kv_device, kv_buffer_bytes=kv_buffer_bytes,
+        documents=documents, documents_bytes=documents_bytes,
+        documents_adapters=tuple(str(folder.resolve()) for folder in documents_adapter or ()),
+        documents_folder=None if documents_folder is None else str(documents_folder.resolve()),
+        documents_folder_bytes=documents_folder_bytes,
     )  # fmt: skip
     try:
         launch.run_worker(model, context.args, settings, workers_on_host)

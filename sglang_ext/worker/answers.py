@@ -9,6 +9,7 @@ from sglang_ext.errors import KVLiftError
 from sglang_ext.identity import digest_fields
 from sglang_ext.phases import Phases
 from sglang_ext.transfer.selectors import Budget
+from sglang_ext.worker.bodies import NO_DOCUMENTS, LinkedDocuments
 from sglang_ext.worker.cost import Choice
 
 logger = logging.getLogger(__name__)
@@ -20,9 +21,16 @@ UNSUPPORTED = "unsupported"
 Answer = dict[str, Any]
 
 
-def namespace_of(pack_digest: str, selector: str, budget: Budget, cache_salt: str | None) -> str:
-    """Where KV lifted in this way lives. Never shared with native KV, another method or another salt."""
+def namespace_of(
+    pack_digest: str, selector: str, budget: Budget, cache_salt: str | None, linked: LinkedDocuments = NO_DOCUMENTS
+) -> str:
+    """Where KV lifted in this way lives. Never shared with native KV, another method or another salt.
+
+    linked: documents in what is lifted.
+    """
     fields = [pack_digest, repr(budget), selector, "salted" if cache_salt else "", cache_salt or ""]
+    if linked.documents:
+        fields += [str(linked.recompute), *linked.documents]
     return "kvlift:" + digest_fields(fields)
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import inspect
 import os
 import pkgutil
+import re
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import torch
 
-from sglang_ext.errors import GeometryError, KVLiftError, WorkerError
+from sglang_ext.errors import DocumentError, GeometryError, KVLiftError, WorkerError
+from sglang_ext.identity import ModelIdentity
 from sglang_ext.rope import Rotation
+from sglang_ext.worker.settings import WorkerSettings
 
 SGLANG_RELEASE = "0.5.23"
+_HOST = re.compile(r"[0-9A-Za-z.-]+")
 
 # Where the plugin hooks in, and the parameters that it relies on.
 HOOKED: Mapping[str, tuple[str, ...]] = {
@@ -32,6 +36,7 @@ HOOKED: Mapping[str, tuple[str, ...]] = {
     "sglang.srt.managers.scheduler_components.pool_stats_observer.SchedulerPoolStatsObserver.session_held_tokens": (
         "self",
     ),
+    "sglang.srt.observability.trace.get_otlp_span_exporter": ("endpoint",),
 }  # fmt: skip
 
 
@@ -89,6 +94,43 @@ def server_checks(args: Any) -> list[Check]:
         ("hierarchical cache", not args.enable_hierarchical_cache, "--enable-hierarchical-cache is not supported"),
     ]  # fmt: skip
     return [Check(name, holds, "ok" if holds else why) for name, holds, why in wanted]
+
+
+def transport_checks(settings: WorkerSettings) -> list[Check]:
+    """What the chosen way between hosts needs is here."""
+    if settings.kv_transport == "shm":
+        return []
+    from sglang_ext.worker.transport.engine import require_library
+
+    try:
+        require_library(settings.kv_protocol, settings.kv_device)
+    except WorkerError as error:
+        return [Check("Mooncake", False, str(error))]
+    host = settings.kv_host or ""
+    wanted = (
+        f"--kv-transport {settings.kv_transport} needs --kv-host: the name or IPv4 address at which other workers reach"
+    )
+    detail = host if _HOST.fullmatch(host) else f"{wanted} this one, not {host!r}"
+    return [Check("Mooncake", True, settings.kv_protocol), Check("KV host", detail == host, detail)]
+
+
+def adapter_checks(folders: Sequence[str], model: str, template_file: str | None) -> list[Check]:
+    """What documents are compiled by was made for this model, and no two for the same method."""
+    if not folders:
+        return []
+    try:
+        from sglang_ext.documents.adapter import read_weights
+    except ImportError as error:
+        return [Check("documents adapter", False, f"{error}; install kvlift[documents]")]
+    identity, methods = ModelIdentity.from_folder(model, template_file), []
+    for folder in folders:
+        try:
+            methods.append(read_weights(folder, identity).manifest.settings.method)
+        except DocumentError as error:
+            return [Check("documents adapter", False, str(error))]
+    again = sorted({method for method in methods if methods.count(method) > 1})
+    detail = f"two adapters are for method {again[0]!r}; a worker takes one of each" if again else ", ".join(methods)
+    return [Check("documents adapter", not again, detail)]
 
 
 def model_checks(folder: str) -> list[Check]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from typing import Any
 
 from sglang.utils import TypeBasedDispatcher
@@ -40,3 +41,15 @@ class Conversation:
         future = self._waiting.get(reply.rid)
         if future is not None and not future.done():
             future.set_result(reply.body)
+
+
+def new_rid() -> str:
+    """A name for a message, which is also that of the lease that it may take."""
+    return uuid.uuid4().hex
+
+
+def scheduler_info() -> dict[str, Any]:
+    """What the scheduler said of itself when it was ready (SchedulerSide.describe)."""
+    from sglang.srt.entrypoints.http_server import get_global_state
+
+    return get_global_state().scheduler_info["kvlift"]

@@ -14,7 +14,8 @@ class SchedulerCounters:
 
     prefill_batches, prefill_requests: SGLang's own extend batches and the requests in them; a prompt in two
     chunks counts twice, a health check not at all. lift_batches: forwards that recompute lifted positions.
-    exported_bytes: of the blocks that other workers asked for.
+    exported_bytes: of the blocks that other workers asked for. document_batches: forwards that compile documents or
+    compute what stands between them; compiled_positions, inline_positions: of the ones and of the others.
     """
 
     prefill_batches: int = 0
@@ -22,6 +23,10 @@ class SchedulerCounters:
     lift_batches: int = 0
     recomputed_positions: int = 0
     exported_bytes: int = 0
+    document_batches: int = 0
+    compiled_positions: int = 0
+    inline_positions: int = 0
+    prompts_linked: int = 0
 
     def count_batch(self, batch: Any) -> None:
         """Takes note of a batch (SGLang's ScheduleBatch) that is about to run."""
@@ -43,3 +48,16 @@ class LiftCounters:
     lifts: int = 0
     lifts_declined: int = 0
     lifts_failed: int = 0
+
+
+@dataclass
+class DocumentCounters:
+    """What became of the documents in chat requests, counted where they are looked up; each counts once per request.
+
+    document_hits: their KV was here or stored; documents_compiled: on first sight, or again; documents_missed: their
+    tokens are no slice of the prompt's, or they were not compiled.
+    """
+
+    document_hits: int = 0
+    documents_compiled: int = 0
+    documents_missed: int = 0

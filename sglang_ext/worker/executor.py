@@ -7,7 +7,7 @@ registration and no command-line choice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Iterator, Sequence
 
 import torch
@@ -24,6 +24,11 @@ from sglang_ext.worker.ops import Attention, KVOps
 _SPARE_ROW = 0  # of SGLang's request table: the one that no request ever gets
 
 
+def soft_token(row: int) -> int:
+    """The token that stands for row `row` of a work's `soft` embeddings: negative, as no id is."""
+    return -1 - row
+
+
 @dataclass(frozen=True)
 class Work:
     """Positions of one prompt to compute.
@@ -31,7 +36,8 @@ class Work:
     tokens, positions: int64 [S] on the CPU, positions sorted; slots: int64 [n] on the pool's device, the slot
     of every position of the prompt up to the last one that is computed or read; into: where the computed KV
     goes, int64 [S], by default the positions' own slots; fill: writes one more layer's filled entries each time
-    it is advanced, as long as they are not all in the pool.
+    it is advanced, as long as they are not all in the pool; soft: float [k, hidden], the embeddings that soft
+    tokens (`soft_token`) stand for.
     """
 
     tokens: torch.Tensor
@@ -39,6 +45,7 @@ class Work:
     slots: torch.Tensor
     into: torch.Tensor | None = None
     fill: Iterator[Any] | None = None
+    soft: torch.Tensor | None = None
 
     @property
     def target(self) -> torch.Tensor:
@@ -122,10 +129,14 @@ class SGLangExecutor:
         counts = [len(piece.tokens) for piece in work]
         lengths = torch.tensor(counts, dtype=torch.int64)
         total = sum(counts)
+        tokens = torch.cat([piece.tokens for piece in work])
+        soft, embeds = _soft_places(tokens, work)
         batch = ForwardBatch(
             forward_mode=ForwardMode.EXTEND,
             batch_size=len(work),
-            input_ids=torch.cat([piece.tokens for piece in work]).to(device),
+            input_ids=tokens.clamp_min(0).to(device),
+            replace_positions=None if soft is None else soft.to(device),
+            replace_embeds=None if embeds is None else embeds.to(device),
             req_pool_indices=torch.full((len(work),), _SPARE_ROW, dtype=torch.int64, device=device),
             seq_lens=lengths.to(device),
             seq_lens_cpu=lengths,
@@ -154,10 +165,19 @@ class SGLangExecutor:
 def _cut(work: Sequence[Work], limit: int) -> list[Work]:
     """Pieces of at most `limit` tokens, each prompt's in ascending order of position."""
     return [
-        Work(piece.tokens[at : at + limit], piece.positions[at : at + limit], piece.slots, fill=piece.fill)
+        replace(piece, tokens=piece.tokens[at : at + limit], positions=piece.positions[at : at + limit])
         for piece in work
         for at in range(0, len(piece.tokens), limit)
     ]
+
+
+def _soft_places(tokens: torch.Tensor, work: Sequence[Work]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Where in the batch soft tokens are, int64 [k], and their embeddings [k, hidden]; None where there are none."""
+    places = torch.nonzero(tokens < 0).flatten()
+    if not len(places):
+        return None, None
+    rows = [piece.soft[-1 - piece.tokens[piece.tokens < 0]] for piece in work if piece.soft is not None]
+    return places, torch.cat(rows)
 
 
 class _FrontierBackend(AttentionBackend):

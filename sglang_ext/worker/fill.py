@@ -1,8 +1,8 @@
-"""Writes a source block through a pack's maps into slots of this worker's pool."""
+"""Writes blocks into slots of this worker's pool: another model's through a pack's maps, its own as they are."""
 
 from __future__ import annotations
 
-from typing import Iterator
+from typing import Iterator, NamedTuple, Sequence
 
 import torch
 
@@ -15,8 +15,16 @@ from sglang_ext.worker.ops import KVOps
 from sglang_ext.worker.pool import Pool
 
 
+class Piece(NamedTuple):
+    """A block of this model that goes to positions start, start + 1, ..., and the slots of these: int64 [n]."""
+
+    block: KVBlock
+    start: int
+    slots: torch.Tensor
+
+
 class Filler:
-    """Fills slots of one pool with mapped KV, rotated to its positions."""
+    """Fills slots of one pool with KV, rotated to its positions."""
 
     def __init__(self, pool: Pool, geometry: KVGeometry, ops: KVOps) -> None:
         self._pool = pool
@@ -39,3 +47,15 @@ class Filler:
             with phases("write"):
                 write(keys[start:].view(shape), values[start:].view(shape), *buffers[layer])
             yield outside
+
+    def own_layers(self, pieces: Sequence[Piece], phases: Phases) -> Iterator[None]:
+        """Writes blocks of this model, a layer per step (SemPIC, equation 3). Adds to the phase `write`."""
+        writes = []
+        for piece in pieces:
+            positions = torch.arange(piece.start, piece.start + len(piece.block), device=self._pool.device)
+            writes.append(self._ops.writer(self._rotation.at(positions), piece.slots))
+        for layer, buffers in enumerate(self._pool.buffers):
+            with phases("write"):
+                for piece, write in zip(pieces, writes, strict=True):
+                    write(piece.block.keys[layer], piece.block.values[layer].float(), *buffers)
+            yield

@@ -79,7 +79,7 @@ def process_checks(settings: WorkerSettings) -> list[Check]:
 def run_worker(model: str, arguments: Sequence[str], settings: WorkerSettings, workers_on_host: int) -> None:
     """Runs the server until it is stopped. Raises WorkerError where it cannot carry the plugin."""
     extra = cpu_arguments(arguments) if prepare_environment(workers_on_host) else []
-    checks.require(process_checks(settings))
+    checks.require(process_checks(settings) + checks.transport_checks(settings))
 
     from sglang.srt.entrypoints.http_server import get_global_state, launch_server
     from sglang.srt.server_args import prepare_server_args
@@ -88,6 +88,7 @@ def run_worker(model: str, arguments: Sequence[str], settings: WorkerSettings, w
     args = prepare_server_args(["--model-path", model, "--enable-cache-report", *extra, *arguments])
     folder = local_folder(model, args.revision)
     checks.require(checks.server_checks(args) + checks.model_checks(str(folder)))
+    checks.require(checks.adapter_checks(settings.documents_adapters, str(folder), args.chat_template))
 
     def require_live_scheduler() -> None:
         if "kvlift" not in get_global_state().scheduler_info:

@@ -1,14 +1,14 @@
 """The lift: from a source block to a repaired, published prefix in this worker's tree.
 
-A lift is queued, opened (fetch, check, map, score), repaired over one or more scheduler steps, and published.
-Between its steps it keeps its slots and the lock on what it builds upon, and nothing of it is in the tree.
+A lift is a job (jobs.py): opening it fetches, checks, maps and scores; what is computed is the repair; its end is the
+insert.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from contextlib import ExitStack
-from typing import Iterator, Sequence
+from typing import Iterator
 
 import torch
 
@@ -21,7 +21,6 @@ from sglang_ext.transfer.selectors import RANK_DISAGREEMENT, budget_of, scorer_n
 from sglang_ext.worker.answers import Answer, applied, declined, explain, fallback
 from sglang_ext.worker.cost import NATIVE, Choice, CostModel
 from sglang_ext.worker.counters import SchedulerCounters
-from sglang_ext.worker.executor import SGLangExecutor, Work
 from sglang_ext.worker.fill import Filler
 from sglang_ext.worker.leases import Leases
 from sglang_ext.worker.messages import ALWAYS, LiftReq
@@ -31,105 +30,38 @@ from sglang_ext.worker.transport import Transport
 
 
 class Lifter:
-    """Runs lifts on one scheduler's pool, first come first served."""
+    """Opens and publishes lifts (jobs.py, `Opener`)."""
 
     def __init__(
         self,
         pool: Pool,
-        executor: SGLangExecutor,
         leases: Leases,
         transport: Transport,
         packs: dict[str, Pack],
         filler: Filler,
         costs: CostModel | None,
         counters: SchedulerCounters,
-        most_at_once: int | None,
     ) -> None:
-        """costs: None where there is no pack to lift with; most_at_once: lifts in one batch, None for any number."""
+        """costs: None where there is no pack to lift with."""
         self._pool = pool
-        self._executor = executor
         self._leases = leases
         self._transport = transport
         self._packs = packs
         self._filler = filler
         self._costs = costs
         self._counters = counters
-        self._most_at_once = most_at_once
-        self._queued: deque[LiftReq] = deque()
-        self._open: list[OpenLift] = []
 
-    @property
-    def busy(self) -> bool:
-        return bool(self._queued or self._open)
+    def drop(self, request: LiftReq) -> None:
+        self._transport.drop(request.handle)
 
-    @property
-    def held_slots(self) -> int:
-        """Slots of open lifts: neither free nor in the tree."""
-        return sum(len(one.fresh) for one in self._open)
+    def failed(self, reason: str) -> Answer:
+        return fallback(reason)
 
-    def queue(self, request: LiftReq) -> None:
-        self._queued.append(request)
+    def count(self, positions: int, forwards: int) -> None:
+        self._counters.lift_batches += forwards
+        self._counters.recomputed_positions += positions
 
-    def drop(self, lease: str) -> None:
-        """Gives up the queued or open lift of this lease, if there is one."""
-        for request in [request for request in self._queued if request.rid == lease]:
-            self._queued.remove(request)
-            self._transport.drop(request.handle)
-        for one in [one for one in self._open if one.request.rid == lease]:
-            self._close(one)
-
-    def drop_all(self) -> list[LiftReq]:
-        """Gives up everything; returns the requests, which are still to be answered."""
-        dropped = [*(one.request for one in self._open), *self._queued]
-        for request in dropped:
-            self.drop(request.rid)
-        return dropped
-
-    def advance(self, most_positions: int | None) -> list[tuple[LiftReq, Answer]]:
-        """Takes one batch of lifts on; returns those that have ended, with their answers.
-
-        most_positions: recompute so many and leave the rest for the next call; None sets no limit but that of the
-        batch. A lift that fails gives its slots back and answers `fallback_prefill` with the reason; the others go on.
-        """
-        ended: list[tuple[LiftReq, Answer]] = []
-        ours: list[OpenLift] = []
-        works: list[Work] = []
-        room = most_positions
-        # Those that are open come first: they hold slots.
-        waiting = iter(list(self._open))
-        while room != 0 and len(ours) != self._most_at_once:
-            one = next(waiting, None)
-            if one is None:
-                if not self._queued:
-                    break
-                request = self._queued.popleft()
-                opened = self._try_open(request)
-                if not isinstance(opened, OpenLift):
-                    ended.append((request, opened))
-                    continue
-                one = opened
-                self._open.append(one)
-            ours.append(one)
-            work = one.take(len(one.chosen) if room is None else room)
-            if work is not None:
-                works.append(work)
-                room = None if room is None else room - len(work.positions)
-        failure = self._repair(ours, works)
-        for one in ours:
-            if failure is not None:
-                self._close(one)
-                ended.append((one.request, failure))
-            elif one.done == len(one.chosen):
-                ended.append((one.request, self._publish(one)))
-        return ended
-
-    def _try_open(self, request: LiftReq) -> OpenLift | Answer:
-        try:
-            return self._open_lift(request)
-        except Exception as error:
-            return fallback(explain(error))
-
-    def _open_lift(self, request: LiftReq) -> OpenLift | Answer:
+    def open(self, request: LiftReq) -> OpenLift | Answer:
         """Fetches, checks, fills. The answer itself where that is all, or where the lift is declined."""
         phases = Phases()
         pack = self._pack(request.pack)
@@ -166,8 +98,27 @@ class Lifter:
                     self._pool.free(fresh)
                     raise
             return OpenLift(
-                request, where, held, fresh, plan, block.nbytes, scores, fill, phases, choice, keep.pop_all()
-            )
+                request=request, tokens=torch.tensor(request.ids), held=held, fresh=fresh,
+                chosen=plan.compute[plan.compute < end], fill=fill, phases=phases, keep=keep.pop_all(), where=where,
+                plan=plan, block_bytes=block.nbytes, scores=scores, choice=choice,
+            )  # fmt: skip
+
+    def finish(self, one: OpenLift) -> Answer:
+        """Inserts the prefix and takes the lease."""
+        request = one.request
+        with one.phases("insert"):
+            try:
+                node = self._pool.insert(request.ids[: one.end], one.where, one.held, one.fresh)
+            except Exception as error:
+                self._pool.free(one.fresh)
+                return fallback(explain(error))
+            self._leases.take(request.rid, node, request.namespace, request.lease_s)
+        prefix = len(one.plan.fills[0])
+        counts = len(request.ids), prefix, one.end - prefix, len(one.chosen)
+        answer = applied(*counts, one.block_bytes, one.phases, one.choice)
+        if request.explain:
+            answer["explain"] = {"positions": one.chosen.tolist(), "scores": one.scores.tolist()}
+        return answer
 
     def _fetch(self, request: LiftReq, pack: Pack) -> KVBlock:
         """The source's block, on the pool's device, once it is known to be of this prompt and this pack."""
@@ -199,46 +150,6 @@ class Lifter:
         # The other selectors read no prediction: the repair maps each layer when it comes to it, or before.
         return scorer(span, torch.empty(0, len(span), device=self._pool.device)), layers
 
-    def _repair(self, ours: Sequence[OpenLift], works: Sequence[Work]) -> Answer | None:
-        """Runs the works as one batch. Returns the answer for all of `ours` where it failed."""
-        if not works:
-            return None
-        together, mapped = Phases(), _phases_ms(ours)
-        try:
-            with together("recompute"):
-                forwards = self._executor.compute(works)
-        except Exception as error:
-            return fallback(explain(error))
-        mapped = _phases_ms(ours) - mapped  # inside the forward, where it did not wait for the map
-        for one in ours:
-            one.phases.ms["recompute"] = one.phases.ms.get("recompute", 0.0) + together.ms["recompute"] - mapped
-        self._counters.lift_batches += forwards
-        self._counters.recomputed_positions += sum(len(work.positions) for work in works)
-        return None
-
-    def _publish(self, one: OpenLift) -> Answer:
-        request = one.request
-        self._open.remove(one)
-        with one.keep, one.phases("insert"):
-            try:
-                node = self._pool.insert(request.ids[: one.end], one.where, one.held, one.fresh)
-            except Exception as error:
-                self._pool.free(one.fresh)
-                return fallback(explain(error))
-            self._leases.take(request.rid, node, request.namespace, request.lease_s)
-        prefix = len(one.plan.fills[0])
-        counts = len(request.ids), prefix, one.end - prefix, len(one.chosen)
-        answer = applied(*counts, one.block_bytes, one.phases, one.choice)
-        if request.explain:
-            answer["explain"] = {"positions": one.chosen.tolist(), "scores": one.scores.tolist()}
-        return answer
-
-    def _close(self, one: OpenLift) -> None:
-        """Gives up an open lift: its slots and its lock."""
-        self._open.remove(one)
-        with one.keep:
-            self._pool.free(one.fresh)
-
     def _pack(self, digest: str) -> Pack:
         try:
             return self._packs[digest]
@@ -250,7 +161,3 @@ def _plan(length: int, start: int, end: int, ranked: torch.Tensor) -> PrefillPla
     """A prefix [0, start) that is here already, a lifted span [start, end), and what is computed of it."""
     fills = (Fill(0, start, FillKind.PREFIX), Fill(start, end, FillKind.MAPPED))
     return repaired(length, fills, ranked[ranked >= start])
-
-
-def _phases_ms(lifts: Sequence[OpenLift]) -> float:
-    return sum(sum(one.phases.ms.values()) for one in lifts)

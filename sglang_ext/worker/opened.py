@@ -1,10 +1,10 @@
-"""A lift between its fill and its insert."""
+"""Jobs between their fill and their end."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Callable, ClassVar, Iterator
 
 import torch
 
@@ -12,39 +12,39 @@ from sglang_ext.phases import Phases
 from sglang_ext.plan import PrefillPlan
 from sglang_ext.worker.cost import Choice
 from sglang_ext.worker.executor import Work
-from sglang_ext.worker.messages import LiftReq
 from sglang_ext.worker.pool import Prefix, Where
 
 
-@dataclass(eq=False)
-class OpenLift:
-    """A lift between its fill and its insert. `keep` holds the lock on `held` until it is closed.
+@dataclass(eq=False, kw_only=True)
+class OpenJob:
+    """A prompt, or the part of it that is to be filled and computed here.
 
-    done: of the chosen positions, how many have been recomputed; fill: the layers that are still to be written.
+    tokens: int64 [n]; held: the slots of its first positions, which lie in the tree already; fresh: those of the
+    others; chosen: int64, ascending, what is to be computed, and `done` of them are; fill: writes one more layer's
+    filled entries each time it is advanced; keep: holds the locks on what the job builds upon until it is closed;
+    writing: makes the context in which the model has other weights, None for its own; soft: embeddings of soft tokens
+    (executor.py), where there are any.
     """
 
-    request: LiftReq
-    where: Where
+    phase: ClassVar[str] = "recompute"
+    """Where the time of the forwards goes."""
+
+    request: Any
+    tokens: torch.Tensor
     held: Prefix
     fresh: torch.Tensor
-    plan: PrefillPlan
-    block_bytes: int
-    scores: torch.Tensor
-    fill: Iterator[torch.Tensor]
+    chosen: torch.Tensor
     phases: Phases
-    choice: Choice
-    keep: ExitStack
+    fill: Iterator[Any] = field(default_factory=lambda: iter(()))
+    keep: ExitStack = field(default_factory=ExitStack)
+    writing: Callable[[], AbstractContextManager[None]] | None = None
+    soft: torch.Tensor | None = None
     done: int = 0
 
     @property
-    def end(self) -> int:
-        """Where the lifted prefix ends; SGLang's own batch computes what comes after it."""
-        return self.plan.fills[-1].stop
-
-    @property
-    def chosen(self) -> torch.Tensor:
-        """int64: the plan's positions to compute before the prefix is published."""
-        return self.plan.compute[self.plan.compute < self.end]
+    def slots(self) -> torch.Tensor:
+        """int64, of every position."""
+        return torch.cat([self.held.slots, self.fresh])
 
     def take(self, most: int) -> Work | None:
         """The next positions to compute, in ascending order; None where nothing is left."""
@@ -52,5 +52,20 @@ class OpenLift:
         if not len(positions):
             return None
         self.done += len(positions)
-        slots = torch.cat([self.held.slots, self.fresh])
-        return Work(torch.tensor(self.request.ids)[positions], positions, slots, fill=self.fill)
+        return Work(self.tokens[positions], positions, self.slots, fill=self.fill, soft=self.soft)
+
+
+@dataclass(eq=False, kw_only=True)
+class OpenLift(OpenJob):
+    """A lift. `chosen` are the plan's positions to compute before the prefix is published."""
+
+    where: Where
+    plan: PrefillPlan
+    block_bytes: int
+    scores: torch.Tensor
+    choice: Choice
+
+    @property
+    def end(self) -> int:
+        """Where the lifted prefix ends; SGLang's own batch computes what comes after it."""
+        return self.plan.fills[-1].stop

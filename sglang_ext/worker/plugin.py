@@ -41,6 +41,7 @@ def _register_hooks() -> None:
 
     from sglang_ext.worker import messages
     from sglang_ext.worker.executor import extend_with_frontier
+    from sglang_ext.worker.spans import exporter_for
 
     messages.register()
     hooks = dict(zip(checks.HOOKED, (
@@ -53,6 +54,7 @@ def _register_hooks() -> None:
         (_before_batch, HookType.BEFORE),
         (_idle, HookType.AFTER),
         (_held_tokens, HookType.AFTER),
+        (exporter_for, HookType.AROUND),
     ), strict=True))  # fmt: skip
     for target, (hook, kind) in hooks.items():
         HookRegistry.register(target, hook, kind)

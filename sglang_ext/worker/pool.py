@@ -55,15 +55,28 @@ class Pool:
         """Each layer's keys (rotated) and values, as they lie: what is written there is in the pool."""
         return [(self._kv.get_key_buffer(i), self._kv.get_value_buffer(i)) for i in range(self._kv.layer_num)]
 
+    @property
+    def nothing(self) -> Prefix:
+        """The prefix of no length."""
+        return Prefix(0, None, torch.empty(0, dtype=torch.int64, device=self.device))
+
+    @property
+    def used(self) -> int:
+        """Slots that are neither free nor evictable: of running requests, of open jobs, and what leases lock."""
+        return self.capacity - self._allocator.available_size() - self.tree.evictable_size()
+
     def page_floor(self, length: int) -> int:
         return length // self.page_size * self.page_size
+
+    def page_ceil(self, length: int) -> int:
+        return -(-length // self.page_size) * self.page_size
 
     def match(self, ids: Sequence[int], where: Where) -> Prefix:
         """The longest cached prefix of whole pages. Not locked: use it before anything is evicted."""
         result = self.tree.match_prefix(MatchPrefixParams(key=self._key(ids, where)))
         length = result.device_prefix_len
         if length == 0:
-            return Prefix(0, None, torch.empty(0, dtype=torch.int64, device=self.device))
+            return self.nothing
         slots = self.tree.path_device_indices(result.last_device_node)[:length]
         return Prefix(length, result.last_device_node, slots.to(torch.int64))
 
@@ -91,7 +104,7 @@ class Pool:
     @contextmanager
     def borrowed(self, count: int) -> Iterator[torch.Tensor]:
         """At least `count` slots for the length of the block, as `allocate` gives them."""
-        slots = self.allocate(-(-count // self.page_size) * self.page_size)
+        slots = self.allocate(self.page_ceil(count))
         try:
             yield slots
         finally:

@@ -1,4 +1,4 @@
-"""The plugin inside the scheduler process: exports at once, lifts together, a batch per step."""
+"""The plugin inside the scheduler process: exports at once, jobs together, a batch per step."""
 
 from __future__ import annotations
 
@@ -19,18 +19,35 @@ from sglang_ext.identity import ModelIdentity
 from sglang_ext.phases import Phases
 from sglang_ext.rope import Rotation
 from sglang_ext.transfer.pack import Pack
-from sglang_ext.worker.answers import explain, fallback
+from sglang_ext.worker.answers import explain
 from sglang_ext.worker.checks import check_rope
 from sglang_ext.worker.cost import CostModel
 from sglang_ext.worker.counters import SchedulerCounters
+from sglang_ext.worker.documents.compiling import DocumentCompiler
+from sglang_ext.worker.documents.linking import Linker
+from sglang_ext.worker.documents.mapping import DocumentMapper
+from sglang_ext.worker.documents.shelf import shelf_of
+from sglang_ext.worker.documents.ways import ways_of
 from sglang_ext.worker.executor import SGLangExecutor
 from sglang_ext.worker.fill import Filler
+from sglang_ext.worker.jobs import Jobs
 from sglang_ext.worker.leases import Leases
 from sglang_ext.worker.lifting import Lifter
 from sglang_ext.worker.measure import measure
-from sglang_ext.worker.messages import CountersReq, ExportReq, KVReply, LiftReq, ReleaseReq
+from sglang_ext.worker.messages import (
+    CompileReq,
+    CountersReq,
+    ExportReq,
+    ForgetReq,
+    HeldReq,
+    KVReply,
+    LiftReq,
+    LinkReq,
+    MapReq,
+    ReleaseReq,
+)
 from sglang_ext.worker.ops import ops_on
-from sglang_ext.worker.pool import Pool, Prefix, Where
+from sglang_ext.worker.pool import Pool, Prefix
 from sglang_ext.worker.settings import WorkerSettings
 from sglang_ext.worker.transport import SharedMemory
 
@@ -60,34 +77,47 @@ class SchedulerSide:
         self._executor = SGLangExecutor(scheduler.tp_worker.model_runner, self.geometry, self._ops, chunk)
         filler, packs = Filler(self._pool, self.geometry, self._ops), self._usable_packs(settings)
         self._costs = self._measure(filler, packs) if packs else None
-        self._lifter = Lifter(
-            self._pool, self._executor, self._leases, self._transport, packs, filler, self._costs, self.counters,
-            scheduler.server_args.prefill_max_requests or None,
+        lifter = Lifter(self._pool, self._leases, self._transport, packs, filler, self._costs, self.counters)
+        self._shelf = shelf_of(settings.documents_bytes)
+        self._linker = Linker(
+            self._pool, filler, self._leases, self._transport, self._shelf, self.geometry, self.identity, self.counters,
+            scheduler.max_req_input_len,
         )  # fmt: skip
+        ways = ways_of(scheduler.tp_worker.model_runner.model, settings.documents_adapters, self.identity)
+        compiler = DocumentCompiler(
+            self._pool, self._ops, self.geometry, self.identity, self._shelf, self._transport, ways, self.counters
+        )
+        mapper = DocumentMapper(
+            packs, self._ops, self.geometry, self.identity, self._shelf, self._transport, self._pool.device
+        )
+        openers = {LiftReq: lifter, LinkReq: self._linker, CompileReq: compiler, MapReq: mapper}
+        most_at_once = scheduler.server_args.prefill_max_requests or None
+        self._jobs = Jobs(self._pool, self._executor, openers, most_at_once)
 
     def routes(self) -> list[tuple[type, Any]]:
         """Message types and their handlers, for SGLang's dispatcher."""
         return [
-            (ExportReq, self.export), (LiftReq, self._lifter.queue), (ReleaseReq, self.release),
-            (CountersReq, self.count),
+            (ExportReq, self.export), (LiftReq, self._jobs.queue), (LinkReq, self._jobs.queue),
+            (CompileReq, self._jobs.queue), (MapReq, self._jobs.queue), (ForgetReq, self.forget), (ReleaseReq, self.release),
+            (CountersReq, self.count), (HeldReq, self.held),
         ]  # fmt: skip
 
     @property
     def busy(self) -> bool:
-        """Whether a lift waits or is open: SGLang must not go to sleep, nor think its pool whole."""
-        return self._lifter.busy
+        """Whether a job waits or is open: SGLang must not go to sleep, nor think its pool whole."""
+        return self._jobs.busy
 
     @property
     def held_slots(self) -> int:
         """Slots that are neither free nor in the tree nor a request's."""
-        return self._lifter.held_slots
+        return self._jobs.held_slots
 
     def export(self, request: ExportReq) -> KVReply:
-        """Publishes the longest cached native prefix of the request's ids as a block."""
+        """Publishes the longest cached prefix of the request's ids, native or with its documents linked, as a block."""
         phases = Phases()
         try:
             with phases("export"), self._forward_stream():
-                prefix = self._pool.match(request.ids, Where(cache_salt=request.cache_salt))
+                prefix = self._linker.cached(request)
                 if prefix.length == 0:
                     return KVReply(rid=request.rid, body={"tokens": 0})
                 ids = request.ids[: prefix.length]
@@ -104,33 +134,42 @@ class SchedulerSide:
         return KVReply(rid=request.rid, body=body)
 
     def release(self, request: ReleaseReq) -> None:
-        """Drops a lease, or a lift that its client no longer waits for."""
-        self._lifter.drop(request.lease)
+        """Drops a lease, or a job that its client no longer waits for."""
+        self._jobs.drop(request.lease)
         self._leases.release(request.lease)
+
+    def forget(self, request: ForgetReq) -> None:
+        """Drops a document's block."""
+        self._shelf.drop(request.key)
 
     def count(self, request: CountersReq) -> KVReply:
         """The counters' values."""
         return KVReply(rid=request.rid, body=asdict(self.counters))
 
-    def step(self) -> None:
-        """Once per scheduler step: expire leases, take the lifts on, answer those that have ended.
+    def held(self, request: HeldReq) -> KVReply:
+        """What is held for work under way: all 0 at rest."""
+        body = {"leases": len(self._leases), "job_slots": self._jobs.held_slots, "used_slots": self._pool.used}
+        return KVReply(rid=request.rid, body=body)
 
-        While requests run, lifts recompute a limited number of positions a step, so that decodes wait no longer
-        for a lift than for one chunk of a native prefill. The map of a lift is not divided.
+    def step(self) -> None:
+        """Once per scheduler step: expire leases, take the jobs on, answer those that have ended.
+
+        While requests run, jobs compute a limited number of positions a step, so that decodes wait no longer
+        for a job than for one chunk of a native prefill. The map of a lift is not divided.
         """
         self._leases.tick(request.extra_key for request in self._scheduler.waiting_queue)
-        if not self._lifter.busy:
+        if not self._jobs.busy:
             return
         with self._forward_stream():
-            ended = self._lifter.advance(self._recompute_tokens if self._others_run() else None)
+            ended = self._jobs.advance(self._recompute_tokens if self._others_run() else None)
         for request, answer in ended:
             self._scheduler.send_control_output(KVReply(rid=request.rid, body=answer), request)
 
     def before_flush(self) -> None:
-        """Leases and open lifts must not outlive the tree that they lock."""
+        """Leases and open jobs must not outlive the tree that they lock."""
         self._leases.release_all()
-        for request in self._lifter.drop_all():
-            answer = fallback("the worker's cache was flushed")
+        for request in self._jobs.drop_all():
+            answer = self._jobs.refusal(request, "the worker's cache was flushed")
             self._scheduler.send_control_output(KVReply(rid=request.rid, body=answer), request)
 
     def describe(self) -> dict[str, Any]:
@@ -141,6 +180,7 @@ class SchedulerSide:
             "geometry": self.geometry.to_json(),
             "page_size": self._pool.page_size,
             "kernels": self._ops.name,
+            "kv_dtype": str(self._pool.dtype),
             "costs": None if self._costs is None else self._costs.model_dump(),
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -25,6 +26,22 @@ class WorkerSettings(BaseModel):
     lease_s: float = Field(10.0, gt=0, description="seconds that a lifted prefix stays locked for its request")
     transfer_timeout_s: float = Field(5.0, gt=0, description="seconds for export, transfer and lift together")
     transfer_max_bytes: int = Field(4 << 30, gt=0, description="largest block that is exported")
+    kv_transport: Literal["shm", "mooncake", "auto"] = Field(
+        "shm", description="how blocks travel: shared memory of one host, Mooncake, or whichever the other worker can"
+    )
+    kv_host: str | None = Field(None, description="Mooncake: the address at which other workers reach this one")
+    kv_protocol: Literal["tcp", "rdma"] = Field("tcp", description="Mooncake: of its transfers")
+    kv_device: str = Field("", description="Mooncake: RDMA devices, with commas; empty: all")
+    kv_buffer_bytes: int = Field(1 << 30, gt=0, description="Mooncake: buffer for blocks on their way, both directions")
+
+    documents: Literal["auto", "explicit", "off"] = Field(
+        "auto", description="documents in chats: compiled on first sight, only by POST /v1/documents, or refused"
+    )
+    documents_adapters: tuple[str, ...] = Field((), description="folders of adapters that compile, one a method")
+    documents_bytes: int = Field(1 << 30, ge=0, description="memory for compiled documents")
+    documents_folder: str | None = Field(None, description="keeps documents beyond memory; workers may share it")
+    documents_folder_bytes: int = Field(16 << 30, gt=0, description="size to which the folder is kept")
+    documents_timeout_s: float = Field(60.0, gt=0, description="seconds for compiling a document, and for linking")
 
     def publish(self) -> None:
         """Puts these settings where child processes find them."""

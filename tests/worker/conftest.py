@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes.util
+import importlib.util
 import random
 from importlib.resources import files
 from pathlib import Path
@@ -10,36 +12,62 @@ from typing import Iterator
 import pytest
 import torch
 
+from router.config import Traces
 from sglang_ext.offline.executor import TransformersExecutor
+from tests.worker.adapters import random_adapters
 from tests.worker.packs import identity_pack, noise_pack
 from tests.worker.servers import Worker
 from tests.worker.smollm2 import smollm2
 
+HAS_MOONCAKE = importlib.util.find_spec("mooncake") is not None and ctypes.util.find_library("ibverbs") is not None
 FAMILY = Path(str(files("sglang_ext"))) / "offline" / "family"
 SMALL = FAMILY / "models" / "kvlift-tiny-small"
 LARGE = FAMILY / "models" / "kvlift-tiny-large"
 PACK = FAMILY / "packs" / "tiny-small-to-large"
 HEAD_PACK = FAMILY / "packs" / "tiny-small-to-large-head"
+THINKING_TEMPLATE = Path(__file__).parent / "thinking.jinja"
 STEP_POSITIONS = 4
 
 
 class Fleet:
     """All workers of the session: small and large of the family, SmolLM2, and one large with pages of 16.
 
-    The last one recomputes few positions a step while it decodes.
+    The last one recomputes few positions a step while it decodes, sends several tokens in one chunk, and exchanges blocks
+    through Mooncake alone, where that is installed; small and large choose. SmolLM2's template is like Qwen3's. Small and
+    large write their spans to `traces`. Large and paged share the folder `documents`, before which paged has memory for
+    a few only, and adapters of every method; SmolLM2 compiles none by itself.
     """
 
     def __init__(self, folder: Path) -> None:
         identity = identity_pack(LARGE, folder / "identity")
         noise = noise_pack(SMALL, LARGE, folder / "noise")
         smol = smollm2()
+        self.traces = folder / "traces.jsonl"
+        small, large = (Traces(file=self.traces).worker_arguments(name) for name in ("small", "large"))
+        self.documents = folder / "documents"
+        stored = ["--documents-folder", str(self.documents)]
         # The scheduler's log level keeps one line per batch, which failed tests print.
-        self.small = Worker("small", SMALL, folder)
-        self.large = Worker("large", LARGE, folder, [PACK, HEAD_PACK, identity, noise])
+        self.small = Worker("small", SMALL, folder, arguments=[*small, *carried_by("auto")])
+        self.large = Worker(
+            "large", LARGE, folder, [PACK, HEAD_PACK, identity, noise], [*large, *stored, *carried_by("auto")]
+        )
         paged = ["--page-size", "16", "--recompute-tokens", str(STEP_POSITIONS), "--prefill-max-requests", "2"]
+        paged += carried_by("mooncake")
+        paged += ["--stream-interval", "4", *stored, "--documents-bytes", "600000"]
+        self.adapters = random_adapters(LARGE, folder / "adapters")
+        paged += [part for adapter in self.adapters.values() for part in ("--documents-adapter", str(adapter))]
         self.paged = Worker("paged", LARGE, folder, [PACK, identity], paged, api_key="secret")
-        self.smol = Worker("smol", smol, folder, [identity_pack(smol, folder / "smol-identity")])
+        of_smol = identity_pack(smol, folder / "smol-identity", THINKING_TEMPLATE)
+        thinking = ["--chat-template", str(THINKING_TEMPLATE), "--documents", "explicit"]
+        self.smol = Worker("smol", smol, folder, [of_smol], thinking)
         self.all = (self.small, self.large, self.paged, self.smol)
+
+
+def carried_by(transport: str) -> list[str]:
+    """Options of a worker whose blocks go that way; none where Mooncake is not installed."""
+    if not HAS_MOONCAKE:
+        return []
+    return ["--kv-transport", transport, "--kv-host", "127.0.0.1", "--kv-buffer-bytes", str(64 << 20)]
 
 
 @pytest.fixture(scope="session")

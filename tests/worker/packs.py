@@ -12,11 +12,14 @@ from sglang_ext.transfer.maps import SIDES, CrossModelMap, SideMap
 from sglang_ext.transfer.pack import LayerRecord, Manifest, ModelRecord, Pack
 
 
-def identity_pack(model: Path, folder: Path) -> Path:
-    """Maps a model onto itself without loss: lifting at rho = 0 must give native KV."""
+def identity_pack(model: Path, folder: Path, template: Path | None = None) -> Path:
+    """Maps a model onto itself without loss: lifting at rho = 0 must give native KV.
+
+    template: the server's --chat-template, if any.
+    """
     width = KVGeometry.from_folder(model).width
     weight = torch.eye(width)
-    return _write("identity", model, model, lambda layer: ((layer,), weight), folder)
+    return _write("identity", model, model, lambda layer: ((layer,), weight), folder, template)
 
 
 def noise_pack(source: Path, target: Path, folder: Path) -> Path:
@@ -27,7 +30,7 @@ def noise_pack(source: Path, target: Path, folder: Path) -> Path:
     return _write("noise", source, target, lambda layer: ((layer % ours.layers,), weight), folder)
 
 
-def _write(name: str, source: Path, target: Path, choose, folder: Path) -> Path:
+def _write(name: str, source: Path, target: Path, choose, folder: Path, template: Path | None = None) -> Path:
     geometry = KVGeometry.from_folder(target)
     layers, records = [], []
     for layer in range(geometry.layers):
@@ -42,12 +45,13 @@ def _write(name: str, source: Path, target: Path, choose, folder: Path) -> Path:
         record = LayerRecord(sources=sources, r2=1.0, r2_held_out=1.0)
         records.append({"key": record, "value": record})
     manifest = Manifest(
-        name=name, source=_record(source), target=_record(target), dtype="float32", k=1, rank=geometry.width // 2,
+        name=name, source=_record(source, template), target=_record(target, template), dtype="float32", k=1, rank=geometry.width // 2,
         ridge=0.0, corpus="none", corpus_digest="", tokens=1, stride=1, seed=0, bench_only=True, layers=tuple(records),
     )  # fmt: skip
     Pack(manifest, CrossModelMap(tuple(layers))).save(folder)
     return folder
 
 
-def _record(model: Path) -> ModelRecord:
-    return ModelRecord.of(model.name, ModelIdentity.from_folder(model), KVGeometry.from_folder(model))
+def _record(model: Path, template: Path | None) -> ModelRecord:
+    identity = ModelIdentity.from_folder(model, str(template) if template else None)
+    return ModelRecord.of(model.name, identity, KVGeometry.from_folder(model))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import socket
 import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import httpx
 
@@ -50,6 +52,10 @@ class Worker:
             for key, value in previous.items():
                 os.environ.pop(key) if value is None else os.environ.update({key: value})
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def wait(self) -> Worker:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
@@ -84,6 +90,26 @@ class Worker:
         body = {"input_ids": list(ids), "source": where, "pack": pack, "when": "always", "timeout_s": 120}
         return self.call("/kv/lift", **{**body, **more})
 
+    def held(self) -> dict[str, int]:
+        """What the worker holds for work under way: all 0 at rest. Waits for a scheduler in a long step."""
+        reply = self.client.get("/kv/held")
+        while reply.status_code == 504:
+            reply = self.client.get("/kv/held")
+        assert reply.status_code == 200, f"/kv/held: {reply.status_code} {reply.text}\n{self.tail()}"
+        return reply.json()
+
+    def blocks(self) -> list[str]:
+        """The blocks of this worker's processes that lie in shared memory."""
+        ours = {process.pid for process in processes.tree(self._process.pid)}
+        return [path.name for path in Path("/dev/shm").glob("kvlift-[0-9]*-*") if int(path.name.split("-")[1]) in ours]
+
+    def rest(self, seconds: float = 60) -> None:
+        """Waits until the worker holds nothing any more, or fails the test with what it holds."""
+        deadline = time.monotonic() + seconds
+        while any((held := self.held()).values()) or self.blocks():
+            assert time.monotonic() < deadline, f"{self.name} still holds {held} {self.blocks()}\n{self.tail()}"
+            time.sleep(0.05)
+
     def counters(self) -> dict[str, int]:
         return self.client.get("/kv/counters").json()
 
@@ -104,11 +130,16 @@ class Worker:
     def tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-30:]) if self.log.exists() else ""
 
-    def kill_scheduler(self) -> None:
-        """Ends the scheduler process at once, as a crash would."""
+    def signal_scheduler(self, number: signal.Signals) -> None:
+        """Sends a signal to the scheduler process: SIGSTOP makes it hang, SIGKILL is a crash."""
         for process in processes.tree(self._process.pid):
             if "scheduler" in process.name() or any("scheduler" in part for part in process.cmdline()):
-                process.kill()
+                process.send_signal(number)
+
+    def kill(self) -> None:
+        """Ends all of the worker's processes at once, as a host that fails would."""
+        for process in processes.tree(self._process.pid):
+            process.kill()
 
     def stop(self) -> None:
         self.client.close()
@@ -117,6 +148,24 @@ class Worker:
 
     def _headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
+
+def hang_up(url: str, path: str, body: dict[str, Any], ready: Callable[[], object], api_key: str | None = None) -> None:
+    """Posts a request and closes its connection once `ready` has returned, whatever has come by then."""
+    data, where = json.dumps(body).encode(), httpx.URL(url)
+    head = [f"POST {path} HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {len(data)}"]
+    head += [f"authorization: Bearer {api_key}"] if api_key else []
+    with socket.create_connection((where.host, where.port or 80)) as connection:
+        connection.sendall("\r\n".join([*head, "", ""]).encode() + data)
+        ready()
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Waits for a condition, or fails the test."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not true within {seconds} s"
+        time.sleep(0.01)
 
 
 def free_port() -> int:

@@ -15,6 +15,8 @@ from sglang_ext.errors import GeometryError, WorkerError
 from sglang_ext.rope import RopeSpec, Rotation
 from sglang_ext.worker import checks, launch
 from sglang_ext.worker.settings import ENV, WorkerSettings
+from tests.worker.conftest import SMALL
+from tests.worker.servers import free_port
 
 GOOD_ARGUMENTS = {
     "tokenizer_worker_num": 1, "tp_size": 1, "pp_size": 1, "dp_size": 1, "disable_radix_cache": False,
@@ -56,6 +58,7 @@ def test_hooks_that_are_not_live_are_refused():
     ],
 )  # fmt: skip
 def test_a_server_that_keeps_kv_elsewhere_is_refused(argument: str, value: object):
+    """Cases 55 and 56 among them: a pool of fp8, and more tensor-parallel ranks than KV heads."""
     checks.require(checks.server_checks(SimpleNamespace(**GOOD_ARGUMENTS)))
     changed = SimpleNamespace(**{**GOOD_ARGUMENTS, argument: value})
     [failed] = [check for check in checks.server_checks(changed) if not check.ok]
@@ -78,6 +81,29 @@ def test_a_plugin_that_cannot_work_ends_the_process():
     done = run(code, **{ENV: WorkerSettings().model_dump_json(), "SGLANG_USE_CPU_ENGINE": "1"})
     assert done.returncode == 1 and "went on" not in done.stdout
     assert "hooks were made for 9.9.9" in done.stderr
+
+
+def test_a_hook_that_was_undone_after_loading_ends_the_process():
+    """Case 73: what is live is looked at, not what was registered."""
+    code = (
+        "from sglang.srt.plugins import load_plugins; load_plugins()\n"
+        "from sglang.srt.managers.scheduler import Scheduler\n"
+        "from sglang_ext.worker import checks; checks.require(checks.live_checks()); print('all live')\n"
+        "Scheduler.flush_cache = Scheduler.flush_cache.__wrapped__\n"
+        "checks.require(checks.live_checks())"
+    )
+    done = run(code, **{ENV: WorkerSettings().model_dump_json(), "SGLANG_USE_CPU_ENGINE": "1"})
+    assert done.stdout.split("\n")[-2] == "all live" and done.returncode == 1
+    assert "hook Scheduler.flush_cache: not live" in done.stderr
+
+
+def test_fp8_kv_and_more_ranks_than_kv_heads_are_refused_at_start():
+    """Cases 55 and 56, by the command itself: it names both, and never listens."""
+    arguments = ["--kv-cache-dtype", "fp8_e4m3", "--tp-size", "4", "--port", str(free_port())]
+    command = [sys.executable, "-m", "router.cli", "worker", "--model", str(SMALL), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "KV dtype: quantised KV needs scales" in done.stderr and "--tp-size must be 1" in done.stderr
 
 
 def test_an_sglang_that_merely_has_kvlift_installed_is_left_alone():

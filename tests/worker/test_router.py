@@ -106,14 +106,15 @@ def test_never_keeps_the_small_answer_and_the_large_worker_sees_nothing(client: 
 
 
 def test_the_next_turn_of_a_lifted_conversation_reuses_its_own_prefix(client: openai.OpenAI):
-    """Design, step 5: the namespace of the conversation already holds the first turn."""
+    """The namespace of the conversation already holds the first turn. A required lift is made where the turn would go
+    straight to the large model without one (test_router_api.py)."""
     messages = list(QUESTIONS[0].messages)
     first = ask(client, "always", messages)
     messages += [
         {"role": "assistant", "content": first.choices[0].message.content},
         {"role": "user", "content": "Question: Where does Anna live?"},
     ]
-    second = ask(client, "always", messages)
+    second = ask(client, "always", messages, extra_body={"kvlift": {"lift": "require"}})
     lift = second.kvlift["lift"]
     assert lift["status"] == "applied"
     assert lift["tokens"]["prefix"] >= first.usage.prompt_tokens - 1

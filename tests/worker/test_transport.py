@@ -10,25 +10,19 @@ import torch
 
 from sglang_ext.block import KVBlock
 from sglang_ext.errors import TransferError
-from sglang_ext.geometry import KVGeometry
-from sglang_ext.identity import ModelIdentity
-from sglang_ext.rope import RopeSpec
 from sglang_ext.worker.transport import SharedMemory
+from tests.worker.blocks import random_block, same
 
 
 @pytest.fixture
 def block() -> KVBlock:
-    geometry = KVGeometry(layers=2, query_heads=4, kv_heads=2, head_dim=8, rope=RopeSpec("default", 1e4, 8))
-    keys, values = torch.randn(2, 2, 5, 2, 8)
-    return KVBlock(torch.arange(5), keys, values, geometry, ModelIdentity("m", "t", "c"))
+    return random_block()
 
 
 def test_a_block_arrives_as_it_was_and_its_handle_is_spent(tmp_path: Path, block: KVBlock):
     transport = SharedMemory(1 << 20, tmp_path)
     handle = transport.publish(block)
-    got = transport.fetch(handle)
-    assert torch.equal(got.keys, block.keys) and torch.equal(got.values, block.values)
-    assert got.geometry == block.geometry and got.identity == block.identity
+    assert same(transport.fetch(handle), block)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(TransferError, match="is gone"):
         transport.fetch(handle)
@@ -64,3 +58,23 @@ def test_a_sweep_frees_dead_writers_blocks_only(tmp_path: Path, block: KVBlock):
     (tmp_path / "kvlift-notes.txt").write_text("not ours")
     assert transport.sweep() == 1
     assert {path.name for path in tmp_path.iterdir()} == {own, alive.name, "kvlift-notes.txt"}
+
+
+def test_a_blocks_file_goes_on_as_it_is(tmp_path: Path, block: KVBlock):
+    """What a carrier does at either end: the file out of one memory, its bytes into another one."""
+    here, there = SharedMemory(1 << 20, tmp_path / "here"), SharedMemory(1 << 20, tmp_path / "there")
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+    handle = here.publish(block)
+    with here.take_file(handle) as file:
+        assert list((tmp_path / "here").iterdir()) == []
+        assert same(there.fetch(there.publish_file(memoryview(file.read()))), block)
+    with pytest.raises(TransferError, match="is gone"):
+        here.take_file(handle)
+
+
+def test_a_place_names_the_memory_file_system_and_not_the_folder(tmp_path: Path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir(), other.mkdir()
+    assert SharedMemory(1, one).place == SharedMemory(1, other).place
+    assert SharedMemory(1, one).place != SharedMemory(1, Path("/proc")).place
