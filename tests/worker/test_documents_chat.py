@@ -124,6 +124,7 @@ def test_tools_and_a_json_schema_work_as_without_documents(fleet: Fleet):
     exact = ask(fleet.large, chat(one, parts, response_format=wanted, documents={"recompute": 1000}))
     plainly = {"messages": messages(one), "temperature": 0, "max_tokens": 48, "response_format": wanted}
     assert said(exact) == said(ask(fleet.large, plainly))
+    fleet.large.flush()
     linked = ask(fleet.large, chat(one, parts, regex=r'\{"count": [12]\}'))
     assert json.loads(said(linked))["count"] in (1, 2) and linked["documents"]["tokens"]["linked"]
     tool = {"type": "function", "function": {"name": "count", "description": "Counts.", "parameters": schema}}

@@ -88,7 +88,8 @@ class Linker:
 
     def open(self, request: LinkReq) -> OpenLink | Answer:
         """Finds the documents, takes what is here of the prompt, fills. The answer itself where that is all."""
-        absent = [key for key in request.documents if key not in self._shelf and key not in request.handles]
+        wanted = dict.fromkeys(request.documents)  # once each, however often they stand in the prompt
+        absent = [key for key in wanted if key not in self._shelf and key not in request.handles]
         if absent:
             return {"status": ABSENT, "absent": absent, "broken": []}
         budget, phases = Budget(request.recompute, request.rho), Phases()

@@ -147,19 +147,18 @@ class Documents:
                 message.handles.clear()  # all of them are spent; what was whole is on the shelf
             for key in answer["broken"]:
                 self._store.drop_block(by_key[key], key)
-            absent = answer["absent"]
-            obtaining = (self._blocks.obtain(by_key[key], origins.get(key)) for key in absent)
-            failed = []
-            for key, got in zip(absent, await asyncio.gather(*obtaining, return_exceptions=True), strict=True):
-                if isinstance(got, BaseException):
-                    failed.append(got)
-                    continue
-                origins[key] = got.origin
-                if got.handle is not None:
-                    message.handles[key] = got.handle
-                    message.contents[key] = list(by_key[key].ids)
+            obtaining = (self._obtain(message, key, by_key[key], origins) for key in answer["absent"])
+            failed = [error for error in await asyncio.gather(*obtaining, return_exceptions=True) if error is not None]
             if failed:
                 raise failed[0]
+
+    async def _obtain(self, message: LinkReq, key: str, record: DocumentRecord, origins: dict[str, str]) -> None:
+        """Adds a document's handle to the message as soon as there is one: none is lost where this is cancelled."""
+        got = await self._blocks.obtain(record, origins.get(key))
+        origins[key] = got.origin
+        if got.handle is not None:
+            message.handles[key] = got.handle
+            message.contents[key] = list(record.ids)
 
     def _record(
         self,
