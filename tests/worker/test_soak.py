@@ -24,6 +24,7 @@ from tests.worker.test_faults import generate_body, lift_body
 SECONDS = float(os.environ.get("KVLIFT_SOAK_S", "20"))
 PARTS = 5
 AT_ONCE = 6
+_KEEP_IDLE_S = 4.0  # under the 5 s after which a worker closes an idle connection: no request may meet the close
 GROWTH = 1.15
 """Memory after the first part, which fills caches and buffers, may grow by this factor and no more."""
 
@@ -39,8 +40,11 @@ class Traffic:
 
     async def run(self, seconds: float) -> None:
         workers = (self._small, *self._targets)
+        limits = httpx.Limits(keepalive_expiry=_KEEP_IDLE_S)
         self._clients = {
-            worker.name: httpx.AsyncClient(base_url=worker.url, headers=worker.client.headers, timeout=120)
+            worker.name: httpx.AsyncClient(
+                base_url=worker.url, headers=worker.client.headers, timeout=120, limits=limits
+            )
             for worker in workers
         }
         deadline = time.monotonic() + seconds
