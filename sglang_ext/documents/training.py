@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from rich.progress import TextColumn
 from rich.table import Table
 from transformers import AutoTokenizer
 
@@ -19,45 +18,26 @@ from sglang_ext.documents.settings import Progress, TrainSettings
 from sglang_ext.documents.teacher import open_cache, teach
 from sglang_ext.documents.trainable import Trainable
 from sglang_ext.hub import local_folder
+from sglang_ext.offline.bars import Bars
 from sglang_ext.offline.checkpoint import Checkpoint
 from sglang_ext.offline.executor import TransformersExecutor
 
 
-class RichProgress(Progress):
-    """Two bars with an estimate of the time left. A context manager."""
+class RichProgress(Bars, Progress):
+    """Of a training: two bars."""
 
     def __init__(self) -> None:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-        )
-        self._bar = Bar(*columns, console=Console(stderr=True))
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> RichProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self._bar.stop()
+        super().__init__(TextColumn("left"))
 
     def taught(self, seen: int, wanted: int) -> None:
-        self._show("teacher's answers", "teacher's answers", seen, wanted)
+        self.show("teacher's answers", seen, wanted)
 
     def updates(self, seen: int, wanted: int, loss: float | None) -> None:
         found = "" if loss is None else f", loss {loss:.4f}"
-        self._show("updates", f"updates{found}", seen, wanted)
+        self.show("updates", seen, wanted, found)
 
     def resumed(self, updates: int) -> None:
-        self._bar.console.print(f"going on from a checkpoint: {updates} updates need not be made again")
-
-    def _show(self, task: str, text: str, seen: int, wanted: int) -> None:
-        if task not in self._tasks:
-            self._tasks[task] = self._bar.add_task(text, total=wanted)
-        self._bar.update(self._tasks[task], completed=seen, description=text)
+        self.say(f"going on from a checkpoint: {updates} updates need not be made again")
 
 
 def train_writer(

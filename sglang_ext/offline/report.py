@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 from rich.table import Table
 
 from sglang_ext.hub import local_folder
+from sglang_ext.offline.bars import Bars
 from sglang_ext.offline.calibrate import calibrate
 from sglang_ext.offline.checkpoint import Checkpoint
 from sglang_ext.offline.compare import compare
@@ -19,37 +18,20 @@ from sglang_ext.offline.settings import Progress, Settings
 from sglang_ext.transfer.pack import Manifest
 
 
-class RichProgress(Progress):
-    """Two bars with an estimate of the time left. A context manager."""
-
-    def __init__(self) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Bar(*columns, console=Console(stderr=True))
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> RichProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self._bar.stop()
+class RichProgress(Bars, Progress):
+    """Of a calibration: two bars."""
 
     def tokens(self, seen: int, wanted: int) -> None:
-        self._show("calibration tokens", seen, wanted)
+        self.show("calibration tokens", seen, wanted)
 
     def prompts(self, seen: int, wanted: int) -> None:
-        self._show("acceptance prompts", seen, wanted)
+        self.show("acceptance prompts", seen, wanted)
 
     def resumed(self, prompts: int) -> None:
-        self._bar.console.print(f"going on from a checkpoint: the first {prompts} prompts are read again, not run")
+        self.say(f"going on from a checkpoint: the first {prompts} prompts are read again, not run")
 
     def left_out(self, prompts: int) -> None:
-        self._bar.console.print(f"{prompts} prompts of fewer than two tokens were left out")
-
-    def _show(self, what: str, seen: int, wanted: int) -> None:
-        if what not in self._tasks:
-            self._tasks[what] = self._bar.add_task(what, total=wanted)
-        self._bar.update(self._tasks[what], completed=seen)
+        self.say(f"{prompts} prompts of fewer than two tokens were left out")
 
 
 def calibrate_and_report(

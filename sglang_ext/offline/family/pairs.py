@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sglang_ext.offline.family.sequences import GAP_LIMIT, GAP_SHARE, Encode, Row
+from sglang_ext.offline.family.sequences import Encode, Row, gapped_row
 from sglang_ext.offline.family.tasks import DOCUMENT_PROMPT, PAIRS, PLAIN, Arithmetic, Question, split_of
 from sglang_ext.offline.family.tokenizer import TURN_END, TURN_START
 from sglang_ext.offline.family.vocabulary import COUNTS, ITEMS, NAMES
@@ -68,23 +68,8 @@ def pair_rows(step: int, seed: int, encode: Encode) -> list[Row]:
         people = rng.randint(max(3, len(headings)), MOST_PEOPLE)
         while split_of((story := Sections.draw(rng, people, headings)).facts) != "train":
             pass
-        rows.append(_row(story, rng, encode))
+        rows.append(gapped_row(_segments(story, rng), LENGTH, rng, encode))
     return rows
-
-
-def _row(story: Sections, rng: random.Random, encode: Encode) -> Row:
-    gap_limit = GAP_LIMIT if rng.random() < GAP_SHARE else 0
-    ids, positions, trained, at = [], [], [], 0
-    for text, is_answer, movable in _segments(story, rng):
-        tokens = encode(text)
-        at += rng.randint(0, gap_limit) if movable else 0
-        ids += tokens
-        positions += range(at, at + len(tokens))
-        trained += [is_answer] * len(tokens)
-        at += len(tokens)
-        if len(ids) >= LENGTH:
-            break
-    return Row(ids[:LENGTH], positions[:LENGTH], trained[:LENGTH])
 
 
 def _segments(story: Sections, rng: random.Random) -> Iterator[tuple[str, bool, bool]]:

@@ -6,7 +6,7 @@ positions of their facts, as linked documents do, and some of the first rows are
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -89,19 +89,30 @@ def recall_row(length: int, rng: random.Random, words: Sequence[int]) -> Row:
 
 def chat_row(task: TaskName, story: Story, length: int, rng: random.Random, encode: Encode, *, template: bool) -> Row:
     """Question after question on one story; answers are trained, with the token that ends them."""
+    row = gapped_row(_segments(task, story, rng, template=template), length, rng, encode)
+    if len(row.ids) < length:
+        raise AssertionError("a story has no last question")
+    return row
+
+
+def gapped_row(segments: Iterable[tuple[str, bool, bool]], length: int, rng: random.Random, encode: Encode) -> Row:
+    """The first `length` tokens of (text, is it trained, may a gap in position come before it).
+
+    A share GAP_SHARE of the rows has gaps. Segments are drawn one by one, after `rng` has said whether this row has.
+    """
     gap_limit = GAP_LIMIT if rng.random() < GAP_SHARE else 0
     ids, positions, trained = [], [], []
     next_position = 0
-    for text, is_answer, movable in _segments(task, story, rng, template=template):
+    for text, is_trained, movable in segments:
         tokens = encode(text)
         next_position += rng.randint(0, gap_limit) if movable else 0
         ids += tokens
         positions += range(next_position, next_position + len(tokens))
-        trained += [is_answer] * len(tokens)
+        trained += [is_trained] * len(tokens)
         next_position += len(tokens)
         if len(ids) >= length:
-            return Row(ids[:length], positions[:length], trained[:length])
-    raise AssertionError("a story has no last question")
+            break
+    return Row(ids[:length], positions[:length], trained[:length])
 
 
 def _segments(
