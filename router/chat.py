@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from policies import Finish, RequestFacts
-from router.request import Request, typed
+from router.request import MOST_LOGPROBS, Request, bounded, typed
 
 _SHAPES_PROMPT = ("tools", "chat_template_kwargs", "reasoning_effort", "cache_salt", "lora_path", "priority", "user")
 """Body keys, beside the messages, on which a prompt, its place in a cache and its order of service depend."""
@@ -18,7 +18,8 @@ class ChatRequest(Request):
 
     @classmethod
     def asked_logprobs(cls, body: dict[str, Any]) -> int | None:
-        return (typed(body, "top_logprobs", int) or 0) if typed(body, "logprobs", bool) else None
+        alternatives = bounded(body, "top_logprobs", 0, MOST_LOGPROBS) or 0
+        return alternatives if typed(body, "logprobs", bool) else None
 
     def with_logprobs(self, judged_by: int) -> dict[str, Any]:
         wanted = max(judged_by, self.top_logprobs or 0)

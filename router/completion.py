@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from policies import Finish, RequestFacts
-from router.request import Request, typed
+from router.request import MOST_LOGPROBS, Request, bounded
 
 
 class CompletionRequest(Request):
@@ -15,7 +15,7 @@ class CompletionRequest(Request):
 
     @classmethod
     def asked_logprobs(cls, body: dict[str, Any]) -> int | None:
-        return typed(body, "logprobs", int)
+        return bounded(body, "logprobs", 0, MOST_LOGPROBS)
 
     def with_logprobs(self, judged_by: int) -> dict[str, Any]:
         return {"logprobs": max(judged_by, self.top_logprobs or 0)}

@@ -20,6 +20,10 @@ from router.partial import Partial
 _LIMITS = ("max_completion_tokens", "max_tokens")
 _CONSTRAINTS = ("response_format", "regex", "ebnf", "json_schema")
 """Body keys of a grammar, which a worker would begin anew in the middle of the answer."""
+MOST_CHOICES = 128
+"""`n`: as many as OpenAI's API takes. A worker takes any number and makes room for every answer."""
+MOST_LOGPROBS = 20
+"""Alternatives per token, as in OpenAI's chat API; a worker has no limit of its own."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,7 @@ class Request(ABC):
                 code="unsupported_parameter",
                 param="extra_key",
             )
-        if (n := typed(body, "n", int)) is not None and n < 1:
-            raise RequestError(f"n is {n}; expected at least 1", code="invalid_value", param="n")
+        bounded(body, "n", 1, MOST_CHOICES)
         return cls(
             body=body,
             options=options,
@@ -148,6 +151,15 @@ def typed(body: dict[str, Any], key: str, kind: type) -> Any:
     if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
         message = f"{key} is {json.dumps(value)[:80]}; expected a JSON {kind.__name__}"
         raise RequestError(message, code="invalid_type", param=key)
+    return value
+
+
+def bounded(body: dict[str, Any], key: str, least: int, most: int) -> int | None:
+    """The whole number under `key`, or None. Raises `RequestError` where it is another type or out of its range."""
+    value: int | None = typed(body, key, int)
+    if value is not None and not least <= value <= most:
+        message = f"{key} is {value}; expected {least} to {most}"
+        raise RequestError(message, code="invalid_value", param=key)
     return value
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from router.options import Options
+from router.request import MOST_CHOICES, MOST_LOGPROBS
 
 _ERROR = {
     "type": "object",
@@ -35,7 +36,12 @@ _SHARED = {
     "stream": {"type": ["boolean", "null"]},
     "stream_options": {"type": ["object", "null"], "properties": {"include_usage": {"type": ["boolean", "null"]}}},
     "max_tokens": {"type": ["integer", "null"], "minimum": 1},
-    "n": {"type": ["integer", "null"], "minimum": 1, "description": "above 1 only where model is a tier"},
+    "n": {
+        "type": ["integer", "null"],
+        "minimum": 1,
+        "maximum": MOST_CHOICES,
+        "description": "above 1 only where model is a tier",
+    },
 }
 _PROMPT = {
     "anyOf": [
@@ -72,14 +78,14 @@ def chat(models: Sequence[str]) -> dict[str, Any]:
     keys = {
         "messages": {"type": "array", "items": _MESSAGE, "minItems": 1},
         "logprobs": {"type": ["boolean", "null"]},
-        "top_logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": 20},
+        "top_logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": MOST_LOGPROBS},
     }
     return _route(models, keys, "messages", "chat.completion")
 
 
 def completion(models: Sequence[str]) -> dict[str, Any]:
     """FastAPI's `openapi_extra` of the completion route."""
-    keys = {"prompt": _PROMPT, "logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": 20}}
+    keys = {"prompt": _PROMPT, "logprobs": {"type": ["integer", "null"], "minimum": 0, "maximum": MOST_LOGPROBS}}
     return _route(models, keys, "prompt", "text_completion")
 
 

@@ -116,3 +116,25 @@ def test_an_unknown_path_is_an_openai_error(house):
 
 def test_health_is_the_routers_own(house):
     assert house.http.get("/health").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "key", "least", "most"),
+    [
+        ({}, "n", 1, 128),
+        ({"prompt": "a"}, "n", 1, 128),
+        ({"logprobs": True}, "top_logprobs", 0, 20),
+        ({"prompt": "a"}, "logprobs", 0, 20),
+    ],
+)
+def test_a_number_for_which_a_worker_would_make_any_room_is_bounded(house, fields, key, least, most):
+    """A worker takes n as it comes: a thousand million answers to one request are its end."""
+    for value in (least, most):
+        assert house.ask(**fields, **{key: value}, model="small").status_code == 200
+    calls = len(house.small.calls)
+    for value in (least - 1, most + 1, 10**12):
+        response = house.ask(**fields, **{key: value}, model="small")
+        error = response.json()["error"]
+        assert response.status_code == 400
+        assert (error["param"], error["code"]) == (key, "invalid_value") and f"{least} to {most}" in error["message"]
+    assert len(house.small.calls) == calls
