@@ -18,6 +18,7 @@ from rich.table import Table
 
 from router import processes
 from tests.worker.conftest import Fleet
+from tests.worker.documents import by_text, chat, item, texts
 from tests.worker.servers import Worker
 from tests.worker.test_faults import generate_body, lift_body
 
@@ -30,11 +31,12 @@ GROWTH = 1.15
 
 
 class Traffic:
-    """Chats, prompts of all lengths, lifts through either transport, salts, and clients that hang up."""
+    """Chats, prompts of all lengths, lifts through either transport, salts, documents, and clients that hang up."""
 
     def __init__(self, fleet: Fleet, prompt: Any) -> None:
         self._rng = random.Random(61)
         self._prompt = prompt
+        self._items = [item(number, "6x1") for number in range(12)]
         self._small, self._targets = fleet.small, (fleet.large, fleet.paged)
         self.sent = 0
 
@@ -57,7 +59,9 @@ class Traffic:
             self.sent += 1
             try:
                 async with asyncio.timeout(self._rng.choice([0.05, 0.3, 60, 60, 60])):
-                    await self._rng.choice([self._chat, self._escalation, self._escalation, self._long_prompt])()
+                    await self._rng.choice(
+                        [self._chat, self._escalation, self._escalation, self._long_prompt, self._linked, self._document]
+                    )()
             except TimeoutError:
                 pass  # it hung up
 
@@ -84,6 +88,26 @@ class Traffic:
         where = {"extra_key": lifted["namespace"]} if lifted.get("namespace") else salted
         await self._post(target, "/generate", generate_body(ids, self._rng.choice([1, 30]), **where))
 
+    async def _linked(self) -> None:
+        """A chat over a novel order of documents; the second worker's memory holds a few of them only."""
+        asked, worker = self._rng.choice(self._items), self._rng.choice(self._targets)
+        parts = [by_text(text) for text in texts(asked)]
+        self._rng.shuffle(parts)
+        body = chat(asked, parts, stream=self._rng.random() < 0.5, max_tokens=self._rng.choice([1, 20]))
+        body["documents"] = {"recompute": self._rng.choice([0, 0, 3])}
+        await self._post(worker, "/v1/chat/completions", {"model": f"{worker.name}-served", **body})
+
+    async def _document(self) -> None:
+        """One is added, linked, answered behind, and deleted."""
+        worker = self._rng.choice(self._targets)
+        ids = self._prompt(self._rng.randrange(1, 400), seed=self._rng.randrange(10**9))
+        added = await self._post(worker, "/v1/documents", {"ids": ids, "method": "plain"})
+        prompt = [*self._prompt(9, seed=self._rng.randrange(10**6)), *ids, 5]
+        await self._post(worker, "/kv/link", {"input_ids": prompt, "documents": [added["id"]]})
+        await self._post(worker, "/generate", generate_body(prompt, 4))
+        gone = await self._clients[worker.name].delete(f"/v1/documents/{added['id']}")
+        assert gone.status_code == 200, f"{worker.name}: {gone.status_code} {gone.text}"
+
     async def _post(self, worker: Worker, path: str, body: dict[str, Any]) -> dict[str, Any]:
         reply = await self._clients[worker.name].post(path, json=body)
         assert reply.status_code == 200, f"{worker.name} {path}: {reply.status_code} {reply.text}"
@@ -106,7 +130,7 @@ def test_case_61_what_a_worker_holds_at_idle_is_flat(fleet: Fleet, prompt):
     traffic = Traffic(fleet, prompt)
     memory: dict[str, list[float]] = {worker.name: [] for worker in workers}
     table = Table("part", "requests", *(f"{worker.name}, MB" for worker in workers), "held at idle")
-    lifted = [worker.counters()["lifts"] for worker in workers]
+    before = [worker.counters() for worker in workers]
     for part in range(PARTS):
         asyncio.run(traffic.run(SECONDS / PARTS))
         for worker in workers:
@@ -114,6 +138,8 @@ def test_case_61_what_a_worker_holds_at_idle_is_flat(fleet: Fleet, prompt):
             memory[worker.name].append(resident_mb(worker))
         table.add_row(str(part + 1), str(traffic.sent), *(f"{memory[worker.name][-1]:.0f}" for worker in workers), "0")
     Console().print(table)
-    assert all(worker.counters()["lifts"] > before for worker, before in zip(workers[1:], lifted[1:], strict=True))
+    for worker, counted in list(zip(workers, before, strict=True))[1:]:
+        for key in ("lifts", "document_hits", "documents_compiled"):
+            assert worker.counters()[key] > counted[key], f"{worker.name}: no {key}"
     for name, held in memory.items():
         assert held[-1] < held[0] * GROWTH, f"{name} grew: {held} MB"
