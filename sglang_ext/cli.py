@@ -59,10 +59,13 @@ def run_worker(
         Optional[list[Path]], typer.Option(help="what documents are compiled by (kvlift documents train); repeatable")
     ] = None,
     documents_bytes: Annotated[int, typer.Option(min=0, help="memory for compiled documents")] = 1 << 30,
-    documents_folder: Annotated[
-        Optional[Path], typer.Option(help="keeps documents beyond memory; workers may share it")
+    documents_store: Annotated[
+        Optional[str], typer.Option(help="keeps documents beyond memory: a folder, or mooncake://MASTER:PORT")
     ] = None,
-    documents_folder_bytes: Annotated[int, typer.Option(min=1, help="size to which that folder is kept")] = 16 << 30,
+    documents_store_bytes: Annotated[
+        Optional[int],
+        typer.Option(min=1, help="size of that folder, 16 GiB if unset, or memory given to that store, 1 GiB if unset"),
+    ] = None,
 ) -> None:
     """Serve a model with SGLang and kvlift's plugin. Every other option goes to SGLang's server as it is."""
     from sglang_ext.errors import KVLiftError
@@ -76,8 +79,8 @@ def run_worker(
         kv_protocol=kv_protocol, kv_device=kv_device, kv_buffer_bytes=kv_buffer_bytes,
         documents=documents, documents_bytes=documents_bytes,
         documents_adapters=tuple(str(folder.resolve()) for folder in documents_adapter or ()),
-        documents_folder=None if documents_folder is None else str(documents_folder.resolve()),
-        documents_folder_bytes=documents_folder_bytes,
+        documents_store=documents_store,
+        documents_store_bytes=documents_store_bytes,
     )  # fmt: skip
     try:
         launch.run_worker(model, context.args, settings, workers_on_host)

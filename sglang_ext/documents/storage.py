@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Iterable, Protocol
+from typing import Any, Iterable, Protocol
 
 import torch
 
@@ -13,7 +13,11 @@ _LENGTH_BYTES = 8
 
 
 class Storage(Protocol):
-    """Bytes under names. Names are of our own making: letters, digits, `-` and `.`."""
+    """Bytes under names. Names are of our own making: letters, digits, `-` and `.`. Every call may wait for a disk or
+    a network, and may come from any thread."""
+
+    failed: int
+    """Calls that were not carried out: what they asked for counts as absent."""
 
     def read(self, name: str) -> bytes | None:
         """The bytes, None where there are none or where they are cut short."""
@@ -24,12 +28,29 @@ class Storage(Protocol):
     def delete(self, name: str) -> None:
         """Harmless where there is nothing."""
 
+    def delete_all(self, prefix: str) -> None:
+        """Everything whose name begins so."""
+
     def names(self) -> Iterable[str]:
         """Of everything that is there."""
 
 
+def sglang_backend(name: str, where: dict[str, Any]) -> Any:
+    """One of SGLang's storage backends, for objects that belong to no rank. Raises what the backend raises."""
+    from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+    from sglang.srt.mem_cache.storage import StorageBackendFactory
+
+    config = HiCacheStorageConfig(
+        tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=False,
+        enable_storage_metrics=False, is_page_first_layout=False, model_name=None, extra_config=where,
+    )  # fmt: skip
+    return StorageBackendFactory.create_backend(name, config, None)
+
+
 class NoStorage:
     """Keeps nothing: documents live in memory alone."""
+
+    failed = 0
 
     def read(self, name: str) -> bytes | None:
         return None
@@ -38,6 +59,9 @@ class NoStorage:
         return False
 
     def delete(self, name: str) -> None:
+        pass
+
+    def delete_all(self, prefix: str) -> None:
         pass
 
     def names(self) -> Iterable[str]:
@@ -53,17 +77,11 @@ class FileStorage:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         """Raises DocumentError where the folder cannot be written."""
-        from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
-        from sglang.srt.mem_cache.storage import StorageBackendFactory
-
+        self.failed = 0
         # The backend's memory of what exists would not learn of our deletions.
         where = {"file_storage_path": str(folder), "max_size": max_bytes, "enable_metadata_cache": False}
-        config = HiCacheStorageConfig(
-            tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=False,
-            enable_storage_metrics=False, is_page_first_layout=False, model_name=None, extra_config=where,
-        )  # fmt: skip
         try:
-            self._backend = StorageBackendFactory.create_backend("file", config, None)
+            self._backend = sglang_backend("file", where)
             self._folder = Path(self._backend.file_path)
             (self._folder / ".kvlift").touch()
         except OSError as error:
@@ -87,10 +105,16 @@ class FileStorage:
         self.delete(name)
         framed = bytearray(len(data).to_bytes(_LENGTH_BYTES, "big"))
         framed += data
-        return self._backend.set(name, torch.frombuffer(framed, dtype=torch.uint8))
+        taken = self._backend.set(name, torch.frombuffer(framed, dtype=torch.uint8))
+        self.failed += not taken
+        return taken
 
     def delete(self, name: str) -> None:
         self._path(name).unlink(missing_ok=True)
+
+    def delete_all(self, prefix: str) -> None:
+        for path in self._folder.glob(f"{prefix}*{self._suffix}"):
+            path.unlink(missing_ok=True)
 
     def names(self) -> Iterable[str]:
         return (path.name.removesuffix(self._suffix) for path in self._folder.glob(f"*{self._suffix}"))

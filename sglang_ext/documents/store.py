@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pydantic import ValidationError
 
 from sglang_ext.documents.lru import SizedLRU
 from sglang_ext.documents.record import ID_PREFIX, DocumentRecord
-from sglang_ext.documents.storage import FileStorage, NoStorage, Storage
+from sglang_ext.documents.storage import Storage
 
 RECORD_BYTES = 64 << 20
 _RECORD = "record"
@@ -17,8 +15,9 @@ _RECORD = "record"
 class DocumentStore:
     """Finds documents by id, and the KV that was stored of them by key.
 
-    Whatever cannot be read as what it claims to be is a miss, and counted in `broken`. The KV is the bytes of a block's
-    file, which checks itself when it is loaded (KVBlock).
+    Every call may wait for the storage, and may come from any thread. Whatever cannot be read as what it claims to be
+    is a miss, and counted in `broken`. The KV is the bytes of a block's file, which checks itself when it is loaded
+    (KVBlock).
     """
 
     def __init__(self, storage: Storage, record_bytes: int = RECORD_BYTES) -> None:
@@ -27,13 +26,10 @@ class DocumentStore:
         self._storage = storage
         self._records: SizedLRU[str, DocumentRecord] = SizedLRU(record_bytes, lambda record: record.nbytes)
 
-    @classmethod
-    def in_folder(cls, folder: str | None, max_bytes: int) -> DocumentStore:
-        """A store that outlives the process in a folder kept to that size; in memory alone where None.
-
-        Raises DocumentError where the folder cannot be written.
-        """
-        return cls(NoStorage() if folder is None else FileStorage(Path(folder), max_bytes))
+    @property
+    def storage_failed(self) -> int:
+        """Calls that the storage did not carry out: a write that was not taken, a read that was not answered."""
+        return self._storage.failed
 
     def put(self, record: DocumentRecord) -> DocumentRecord:
         """Takes a record in. One with the same content keeps its age and takes over the new one's end."""
@@ -67,8 +63,7 @@ class DocumentStore:
     def delete(self, record: DocumentRecord) -> None:
         """Forgets a document and the KV that any model made of it."""
         self._records.drop(record.id)
-        for name in [name for name in self._storage.names() if name.startswith(f"{record.id}.")]:
-            self._storage.delete(name)
+        self._storage.delete_all(f"{record.id}.")
 
     def put_block(self, record: DocumentRecord, key: str, data: bytes | memoryview) -> bool:
         """Stores the document's KV under `key` (record.py, `block_key`). False where it was not taken."""

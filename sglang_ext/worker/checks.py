@@ -11,6 +11,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 import torch
 
+from sglang_ext.documents.mooncake_storage import Master
 from sglang_ext.errors import DocumentError, GeometryError, KVLiftError, WorkerError
 from sglang_ext.identity import ModelIdentity
 from sglang_ext.rope import Rotation
@@ -98,7 +99,7 @@ def server_checks(args: Any) -> list[Check]:
 
 def transport_checks(settings: WorkerSettings) -> list[Check]:
     """What the chosen way between hosts needs is here."""
-    if settings.kv_transport == "shm":
+    if settings.kv_transport == "shm" and not settings.documents_store_is_remote:
         return []
     from sglang_ext.worker.transport.engine import require_library
 
@@ -106,11 +107,17 @@ def transport_checks(settings: WorkerSettings) -> list[Check]:
         require_library(settings.kv_protocol, settings.kv_device)
     except WorkerError as error:
         return [Check("Mooncake", False, str(error))]
+    if settings.documents_store_is_remote:
+        try:
+            Master.parse(settings.documents_store or "")
+        except DocumentError as error:
+            return [Check("documents store", False, str(error))]
     host = settings.kv_host or ""
-    wanted = (
-        f"--kv-transport {settings.kv_transport} needs --kv-host: the name or IPv4 address at which other workers reach"
-    )
-    detail = host if _HOST.fullmatch(host) else f"{wanted} this one, not {host!r}"
+    asks = f"--documents-store {settings.documents_store}"
+    if settings.kv_transport != "shm":
+        asks = f"--kv-transport {settings.kv_transport}"
+    wanted = f"{asks} needs --kv-host: the name or IPv4 address at which other workers reach this one"
+    detail = host if _HOST.fullmatch(host) else f"{wanted}, not {host!r}"
     return [Check("Mooncake", True, settings.kv_protocol), Check("KV host", detail == host, detail)]
 
 

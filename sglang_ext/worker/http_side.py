@@ -27,6 +27,7 @@ from sglang_ext.worker.documents.chat import ChatDocuments
 from sglang_ext.worker.documents.middleware import DocumentMiddleware
 from sglang_ext.worker.documents.routes import DocumentRoutes
 from sglang_ext.worker.documents.service import Documents
+from sglang_ext.worker.documents.storages import storage_of
 from sglang_ext.worker.endpoint import guarded, while_connected
 from sglang_ext.worker.handover import unless_given_up
 from sglang_ext.worker.messages import ALWAYS, CountersReq, ExportReq, HeldReq, LiftReq, ReleaseReq
@@ -54,7 +55,7 @@ class HttpSide:
         folder = local_folder(args.model_path, args.revision)
         self._identity = ModelIdentity.from_folder(folder, args.chat_template)
         self._packs = [read_manifest(path) for path in settings.packs]
-        store = DocumentStore.in_folder(settings.documents_folder, settings.documents_folder_bytes)
+        store = DocumentStore(storage_of(settings))
         self._documents = Documents(
             manager, self._scheduler, self._memory, store, self._identity, settings, self._sources, self._accepted_pack
         )
@@ -138,8 +139,8 @@ class HttpSide:
             return await self._documents.published(body.input_ids, body.cache_salt)
         message = ExportReq(
             rid=new_rid(), ids=body.input_ids, cache_salt=body.cache_salt, attention=body.attention,
-            documents=self._documents.keys(body.documents, body.cache_salt), recompute=body.recompute,
-            rho=self._settings.rho,
+            documents=await asyncio.to_thread(self._documents.keys, body.documents, body.cache_salt),
+            recompute=body.recompute, rho=self._settings.rho,
         )  # fmt: skip
         return await self._scheduler.ask(message, None)
 

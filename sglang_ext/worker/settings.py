@@ -39,9 +39,18 @@ class WorkerSettings(BaseModel):
     )
     documents_adapters: tuple[str, ...] = Field((), description="folders of adapters that compile, one a method")
     documents_bytes: int = Field(1 << 30, ge=0, description="memory for compiled documents")
-    documents_folder: str | None = Field(None, description="keeps documents beyond memory; workers may share it")
-    documents_folder_bytes: int = Field(16 << 30, gt=0, description="size to which the folder is kept")
+    documents_store: str | None = Field(
+        None, description="keeps documents beyond memory, for all who name it: a folder, or mooncake://MASTER:PORT"
+    )
+    documents_store_bytes: int | None = Field(
+        None, gt=0, description="size to which a folder is kept (16 GiB); memory given to a Mooncake store (1 GiB)"
+    )
     documents_timeout_s: float = Field(60.0, gt=0, description="seconds for compiling a document, and for linking")
+
+    @property
+    def documents_store_is_remote(self) -> bool:
+        """Whether `documents_store` is a service, and no folder."""
+        return "://" in (self.documents_store or "")
 
     def publish(self) -> None:
         """Puts these settings where child processes find them."""

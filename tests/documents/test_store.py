@@ -6,6 +6,7 @@ import random
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Callable, Iterator
 
 import pytest
 import torch
@@ -13,12 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_ext.documents.lru import SizedLRU
+from sglang_ext.documents.mooncake_storage import Master, MooncakeStorage
 from sglang_ext.documents.record import DocumentRecord, block_key, tenant_of
 from sglang_ext.documents.storage import FileStorage, NoStorage
 from sglang_ext.documents.store import DocumentStore
 from sglang_ext.errors import DocumentError
 from sglang_ext.rope import RopeSpec
 from tests.kv.builders import geometry, identity, laws
+from tests.mooncake import HAS_MOONCAKE, StoreMaster
 
 PLENTY = 1 << 20
 
@@ -28,8 +31,36 @@ def record(text: str = " A fact.", salt: str | None = None, method="plain", ttl:
     return DocumentRecord.of(text, ids, method, salt, "tokenizer", ttl)
 
 
-@pytest.fixture(params=["memory", "folder"])
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreMaster]:
+    if not HAS_MOONCAKE:
+        pytest.skip("Mooncake is not installed")
+    started = StoreMaster(tmp_path_factory.mktemp("master"))
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="module")
+def member(master: StoreMaster) -> MooncakeStorage:
+    return join(master)
+
+
+@pytest.fixture
+def joined(master: StoreMaster, member: MooncakeStorage) -> Iterator[Callable[[], MooncakeStorage]]:
+    """Joins one and the same Mooncake store, empty, as a worker does."""
+    yield lambda: join(master)
+    member.delete_all("doc-")
+
+
+def join(master: StoreMaster) -> MooncakeStorage:
+    return MooncakeStorage(Master.parse(master.url), "127.0.0.1", "tcp", "", 32 << 20)
+
+
+@pytest.fixture(params=["memory", "folder", "mooncake"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> DocumentStore:
+    if request.param == "mooncake":
+        request.getfixturevalue("joined")
+        return DocumentStore(request.getfixturevalue("member"))
     return DocumentStore(NoStorage() if request.param == "memory" else FileStorage(tmp_path, PLENTY))
 
 
@@ -210,3 +241,52 @@ def test_novel_shuffles_of_a_fixed_corpus_keep_their_hit_rate(tmp_path: Path):
             shelf.put(one.id, block)
         rates.append(hits / asked)
     assert min(rates[19:]) >= rates[19] and rates[-1] > 0.98
+
+
+def test_a_mooncake_store_is_shared_by_all_who_join_it(joined):
+    one, other = DocumentStore(joined()), DocumentStore(joined())
+    put, block = one.put(record()), bytes(range(256)) * 80_000
+    assert one.put_block(put, "key", block) and one.put_block(put, "other model", b"another")
+    assert other.find(put.id, put.tenant) == put and other.listed(put.tenant) == [put]
+    assert other.block(put, "key") == block and other.block(put, "no model's") is None
+    assert one.put_block(put, "key", b"shorter") and other.block(put, "key") == b"shorter"
+    other.delete(put)
+    assert [one.block(put, key) for key in ("key", "other model")] == [None, None]
+    assert DocumentStore(joined()).find(put.id, put.tenant) is None
+    assert one.storage_failed == other.storage_failed == 0, "what is absent is no failure"
+
+
+def test_what_a_full_mooncake_store_does_not_take_is_counted(joined):
+    """A block that was just read is leased, and is not driven out for another."""
+    store = DocumentStore(joined())
+    put = store.put(record())
+    kept = [number for number in range(12) if store.put_block(put, str(number), bytes(8 << 20))]
+    assert 0 < len(kept) < 12 and store.storage_failed == 12 - len(kept)
+    assert store.block(put, str(kept[-1])) == bytes(8 << 20)
+
+
+def test_without_its_master_a_mooncake_store_holds_nothing_and_says_so(tmp_path: Path, master: StoreMaster):
+    own = StoreMaster(tmp_path)
+    store = DocumentStore(join(own))
+    put = store.put(record())
+    assert store.put_block(put, "key", b"block") and store.block(put, "key") == b"block"
+    own.stop()
+    assert store.block(put, "key") is None and not store.put_block(put, "key", b"again")
+    assert store.listed(put.tenant) == [put], "its record is in memory"
+    store.delete(put)
+    assert store.find(put.id, put.tenant) is None and store.storage_failed >= 4
+    with pytest.raises(DocumentError, match=f"127.0.0.1:{own.port} cannot be joined.*refused"):
+        join(own)
+
+
+@pytest.mark.parametrize(
+    "url", ["mooncake://", "mooncake://host:port", "mooncake://host/path", "mooncake://host?size=3", "s3://host:1"]
+)
+def test_what_is_no_mooncake_store_is_refused(url: str):
+    with pytest.raises(DocumentError, match="expected mooncake://HOST:PORT"):
+        Master.parse(url)
+
+
+def test_a_masters_ports_have_mooncakes_defaults():
+    assert Master.parse("mooncake://host") == Master("host", 50051, 9003)
+    assert Master.parse("mooncake://10.0.0.1:5?admin=6") == Master("10.0.0.1", 5, 6)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes.util
-import importlib.util
 import random
 from importlib.resources import files
 from pathlib import Path
@@ -14,12 +12,12 @@ import torch
 
 from router.config import Traces
 from sglang_ext.offline.executor import TransformersExecutor
+from tests.mooncake import HAS_MOONCAKE, StoreMaster
 from tests.worker.adapters import random_adapters
 from tests.worker.packs import identity_pack, noise_pack
 from tests.worker.servers import Worker
 from tests.worker.smollm2 import smollm2
 
-HAS_MOONCAKE = importlib.util.find_spec("mooncake") is not None and ctypes.util.find_library("ibverbs") is not None
 FAMILY = Path(str(files("sglang_ext"))) / "offline" / "family"
 SMALL = FAMILY / "models" / "kvlift-tiny-small"
 LARGE = FAMILY / "models" / "kvlift-tiny-large"
@@ -35,7 +33,8 @@ class Fleet:
     The last one recomputes few positions a step while it decodes, sends several tokens in one chunk, and exchanges blocks
     through Mooncake alone, where that is installed; small and large choose. SmolLM2's template is like Qwen3's. Small and
     large write their spans to `traces`. Large and paged share the folder `documents`, before which paged has memory for
-    a few only, and adapters of every method; SmolLM2 compiles none by itself.
+    a few only, and adapters of every method; small has memory for a few before a Mooncake store; SmolLM2 compiles none
+    by itself.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,9 +44,11 @@ class Fleet:
         self.traces = folder / "traces.jsonl"
         small, large = (Traces(file=self.traces).worker_arguments(name) for name in ("small", "large"))
         self.documents = folder / "documents"
-        stored = ["--documents-folder", str(self.documents)]
+        stored = ["--documents-store", str(self.documents)]
         # The scheduler's log level keeps one line per batch, which failed tests print.
-        self.small = Worker("small", SMALL, folder, arguments=[*small, *carried_by("auto")])
+        self._master = StoreMaster(folder) if HAS_MOONCAKE else None
+        kept = [] if self._master is None else ["--documents-store", self._master.url, "--documents-bytes", "600000"]
+        self.small = Worker("small", SMALL, folder, arguments=[*small, *kept, *carried_by("auto")])
         self.large = Worker(
             "large", LARGE, folder, [PACK, HEAD_PACK, identity, noise], [*large, *stored, *carried_by("auto")]
         )
@@ -61,6 +62,12 @@ class Fleet:
         thinking = ["--chat-template", str(THINKING_TEMPLATE), "--documents", "explicit"]
         self.smol = Worker("smol", smol, folder, [of_smol], thinking)
         self.all = (self.small, self.large, self.paged, self.smol)
+
+    def stop(self) -> None:
+        for worker in self.all:
+            worker.stop()
+        if self._master is not None:
+            self._master.stop()
 
 
 def carried_by(transport: str) -> list[str]:
@@ -78,8 +85,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             worker.wait()
         yield started
     finally:
-        for worker in started.all:
-            worker.stop()
+        started.stop()
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import pytest
 
 from sglang_ext.documents.link import link as link_spans
 from sglang_ext.offline.executor import TransformersExecutor
+from tests.mooncake import HAS_MOONCAKE
 from tests.worker.conftest import Fleet
 from tests.worker.documents import add, compiled, flat, link, names
 from tests.worker.servers import cached, first_logprobs, text
@@ -171,6 +172,24 @@ def test_a_worker_finds_what_another_one_stored(fleet: Fleet, prompt):
     linked = fleet.paged.call("/kv/link", input_ids=ids + [400, 401], documents=[document])
     assert linked["status"] == "applied" and linked["from"] == ["storage"]
     assert fleet.paged.counters()["compiled_positions"] == before
+
+
+@pytest.mark.skipif(not HAS_MOONCAKE, reason="Mooncake is not installed")
+def test_what_memory_let_go_of_comes_from_the_mooncake_store(fleet: Fleet, prompt):
+    before = fleet.small.counters()
+    corpus = {add(fleet.small, ids): ids for ids in (prompt(200, seed=1200 + number) for number in range(12))}
+    origins = []
+    for name in corpus:
+        linked = link(fleet.small, [[300], name, [500, 501]], corpus)
+        assert linked["status"] == "applied" and linked["tokens"]["missed"] == 0
+        origins += linked["from"]
+    assert "storage" in origins and "compiled" not in origins
+    deleted = next(iter(corpus))
+    assert fleet.small.client.delete(f"/v1/documents/{deleted}").status_code == 200
+    assert fleet.small.client.get(f"/v1/documents/{deleted}").status_code == 404
+    after = fleet.small.counters()
+    assert after["documents_storage_failed"] == before["documents_storage_failed"]
+    assert after["documents_broken"] == before["documents_broken"]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "foreign", "another", "gone"])

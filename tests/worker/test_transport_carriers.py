@@ -110,4 +110,12 @@ def test_a_host_that_others_cannot_use_is_refused(host: str | None):
     pytest.importorskip("mooncake.engine")
     with pytest.raises(WorkerError, match="needs --kv-host"):
         checks.require(checks.transport_checks(WorkerSettings(kv_transport="mooncake", kv_host=host)))
+    with pytest.raises(WorkerError, match="--documents-store mooncake://master:1 needs --kv-host"):
+        checks.require(checks.transport_checks(WorkerSettings(documents_store="mooncake://master:1", kv_host=host)))
     checks.require(checks.transport_checks(WorkerSettings(kv_transport="mooncake", kv_host="worker-3.internal")))
+
+
+def test_a_store_of_documents_that_is_no_mooncake_masters_is_refused():
+    pytest.importorskip("mooncake.engine")
+    with pytest.raises(WorkerError, match="'redis://here' is no Mooncake store; expected mooncake://HOST:PORT"):
+        checks.require(checks.transport_checks(WorkerSettings(documents_store="redis://here", kv_host="10.0.0.1")))

@@ -56,7 +56,7 @@ class Blocks:
         self._memory = memory
         self._store = store
         self._identity = identity
-        self._stores = settings.documents_folder is not None
+        self._stores = settings.documents_store is not None
         self._timeout_s = settings.documents_timeout_s
         self._sources = sources
         self._mapped: dict[str, Origin] = {}  # by document

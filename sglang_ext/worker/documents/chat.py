@@ -44,13 +44,13 @@ class ChatDocuments:
         started = time.perf_counter()
         if self._policy == "off":
             raise DocumentError("documents are off on this worker; start it with --documents auto or explicit")
-        plain, records, options = self.read(body)
+        plain, records, options = await asyncio.to_thread(self.read, body)
         if str(plain.get("extra_key") or "").startswith(_NAMESPACES):
             return plain, fallback("the prompt was lifted: its KV is here already")
         if plain.get("lora_path"):
             raise DocumentError("documents are compiled without lora_path; leave it out, or send the text")
         ids = await asyncio.to_thread(self._render, plain)
-        linkable = [index for index, record in enumerate(records) if self._may_link(record)]
+        linkable = await asyncio.to_thread(self._linkable, records)
         answer, origins = fallback("no document is compiled, and this worker compiles none on first sight"), []
         if linkable:
             wanted = [records[index] for index in linkable]
@@ -63,6 +63,9 @@ class ChatDocuments:
         told["ms"]["total"] = (time.perf_counter() - started) * 1e3
         self._count(told)
         return _under(plain, answer), told
+
+    def _linkable(self, records: Sequence[DocumentRecord]) -> list[int]:
+        return [index for index, record in enumerate(records) if self._may_link(record)]
 
     def _may_link(self, record: DocumentRecord) -> bool:
         """Whether the document is known; where the policy allows it, it is from now on."""

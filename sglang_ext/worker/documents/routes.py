@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -42,18 +43,18 @@ class DocumentRoutes:
 
     async def list(self, request: Request) -> dict[str, Any]:
         """The tenant's documents, the oldest first."""
-        records = self._documents.listed(request.query_params.get("cache_salt"))
+        records = await asyncio.to_thread(self._documents.listed, request.query_params.get("cache_salt"))
         return {"object": "list", "data": [_shown(record) for record in records]}
 
     async def show(self, request: Request) -> dict[str, Any]:
         """One document, with its text."""
-        record = self._found(request)
+        record = await self._found(request)
         return {**_shown(record), "text": record.text}
 
     async def delete(self, request: Request) -> dict[str, Any]:
         """Forgets a document: what was linked with it before stays where it is until it is evicted."""
-        record = self._found(request)
-        self._documents.delete(record)
+        record = await self._found(request)
+        await self._documents.delete(record)
         return {"id": record.id, "object": "document", "deleted": True}
 
     async def map(self, request: Request) -> dict[str, Any]:
@@ -63,12 +64,14 @@ class DocumentRoutes:
     async def link(self, request: Request) -> dict[str, Any]:
         """Links token ids, for /generate and completions: the answer names the `extra_key` to ask under."""
         body = LinkBody.model_validate(await request.json())
-        records = [self._documents.find(document, body.cache_salt) for document in body.documents]
+        finding = (asyncio.to_thread(self._documents.find, name, body.cache_salt) for name in body.documents)
+        records = await asyncio.gather(*finding)
         answer, origins = await self._documents.link(body, records)
         return {**answer, "from": origins}
 
-    def _found(self, request: Request) -> DocumentRecord:
-        return self._documents.find(request.path_params["document"], request.query_params.get("cache_salt"))
+    async def _found(self, request: Request) -> DocumentRecord:
+        name, salt = request.path_params["document"], request.query_params.get("cache_salt")
+        return await asyncio.to_thread(self._documents.find, name, salt)
 
 
 def _added(record: DocumentRecord, answer: Answer) -> dict[str, Any]:

@@ -78,17 +78,17 @@ class Documents:
         """Compiles a document and takes it in. Raises DocumentError, or TimeoutError."""
         record = self._record(body.text, body.ids, body.method, body.cache_salt, body.ttl)
         answer = await self._blocks.compile(record)
-        return self._store.put(record), answer
+        return await asyncio.to_thread(self._store.put, record), answer
 
     async def map(self, body: MapBody) -> tuple[DocumentRecord, Answer]:
         """Takes in a document that another worker compiles, mapped. Raises KVLiftError, or TimeoutError."""
         record = self._record(body.text, body.ids, MAPPED, body.cache_salt, body.ttl)
         self._blocks.map_from(record, Origin(body.source, self._pack_named(body.pack).weights_sha256))
         answer = await self._blocks.compile(record)
-        return self._store.put(record), answer
+        return await asyncio.to_thread(self._store.put, record), answer
 
-    def delete(self, record: DocumentRecord) -> None:
-        self._store.delete(record)
+    async def delete(self, record: DocumentRecord) -> None:
+        await asyncio.to_thread(self._store.delete, record)
         self._blocks.forget(record)
 
     def keys(self, documents: Sequence[str], cache_salt: str | None) -> list[str]:
@@ -106,7 +106,8 @@ class Documents:
 
     def counted(self) -> dict[str, int]:
         """The counters' values."""
-        return {**asdict(self.counters), "documents_broken": self._store.broken}
+        kept = {"documents_broken": self._store.broken, "documents_storage_failed": self._store.storage_failed}
+        return {**asdict(self.counters), **kept}
 
     async def link(self, body: LinkBody, records: Sequence[DocumentRecord]) -> tuple[Answer, list[str]]:
         """Links a prompt with documents, in their order; has those compiled whose KV is nowhere.
@@ -146,7 +147,7 @@ class Documents:
             if answer["broken"]:
                 message.handles.clear()  # all of them are spent; what was whole is on the shelf
             for key in answer["broken"]:
-                self._store.drop_block(by_key[key], key)
+                await asyncio.to_thread(self._store.drop_block, by_key[key], key)
             obtaining = (self._obtain(message, key, by_key[key], origins) for key in answer["absent"])
             failed = [error for error in await asyncio.gather(*obtaining, return_exceptions=True) if error is not None]
             if failed:
