@@ -39,7 +39,7 @@ def _documents() -> None:
 @documents.command()
 def train(
     model: Annotated[str, typer.Option(help="the base: a Llama or Qwen3 folder, or a hub name")],
-    data: Annotated[str, typer.Option(help="JSON lines of spans, or tiny:N")],
+    data: Annotated[str, typer.Option(help="JSON lines of spans, tiny:N or tiny-LAYOUT:N")],
     out: Annotated[Path, typer.Option(help="folder for the adapter")],
     method: Annotated[TrainedMethod, typer.Option(help="soft tokens, a LoRA Writer, or both")] = TrainedMethod.sempic,
     limit: Annotated[Optional[int], typer.Option(min=1, help="the first so many records")] = None,

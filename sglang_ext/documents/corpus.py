@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sglang_ext.documents.tasks import TRAINED, iter_items
 from sglang_ext.errors import DocumentError
 
-TINY = "tiny:"
+TINY = "tiny"
+_TINY = re.compile(rf"{TINY}(-[^:/]+)?:")
 TINY_ORDERS = 4  # orders of documents that training sees
 
 
@@ -60,12 +62,12 @@ class _Line(_Strict):
 
 
 def read_corpus(data: str, tokenizer: Any, limit: int | None = None) -> Corpus:
-    """data: `tiny:N` for N records of the tiny task's train split, or a file of JSON lines.
+    """data: `tiny:N` for N records of the tiny task's train split, `tiny-LAYOUT:N` for one layout, or a JSON lines file.
 
     A line is `{"spans": [{"text": ..., "document": true}, ...]}`; the texts, joined, are the rendered prompt with the
     chat template's own tokens. limit: read the first so many. Raises DocumentError that names file and line.
     """
-    texts = _tiny(data) if data.startswith(TINY) else _lines(Path(data))
+    texts = _tiny(data) if _TINY.match(data) else _lines(Path(data))
     return encode_records(texts, tokenizer, limit)
 
 
@@ -94,10 +96,10 @@ def encode_records(texts: Iterable[Iterable[tuple[str, bool]]], tokenizer: Any, 
 
 
 def _tiny(data: str) -> Iterator[list[tuple[str, bool]]]:
-    count = data.removeprefix(TINY)
+    kind, _, count = data.partition(":")
     if not count.isdigit() or not int(count):
-        raise DocumentError(f"{data!r}: expected {TINY}N with a whole number of records, 1 or more")
-    names = [layout.name for layout in TRAINED]
+        raise DocumentError(f"{data!r}: expected {kind}:N with a whole number of records, 1 or more")
+    names = [layout.name for layout in TRAINED] if kind == TINY else [kind.removeprefix(f"{TINY}-")]
     rounds = -(-int(count) // len(names))
     for number, item in enumerate(iter_items(names, "train", rounds, orders=TINY_ORDERS)):
         if number < int(count):
@@ -106,7 +108,7 @@ def _tiny(data: str) -> Iterator[list[tuple[str, bool]]]:
 
 def _lines(path: Path) -> Iterator[list[tuple[str, bool]]]:
     if not path.exists():
-        raise DocumentError(f"{path} does not exist; expected a file of JSON lines or {TINY}N")
+        raise DocumentError(f"{path} does not exist; expected a file of JSON lines or {TINY}:N")
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():

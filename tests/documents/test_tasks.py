@@ -113,6 +113,15 @@ def test_the_tiny_corpus_is_of_trained_layouts_and_names():
     assert read_corpus("tiny:31", tokenizer()).digest == corpus.digest != read_corpus("tiny:30", tokenizer()).digest
 
 
+@pytest.mark.parametrize(("layout", "documents"), [("6x1", {6}), ("inline", {3})])
+def test_a_corpus_of_one_layout(layout: str, documents: set[int]):
+    corpus = read_corpus(f"tiny-{layout}:7", tokenizer())
+    assert len(corpus.records) == 7
+    assert {sum(document for _, document in record.spans) for record in corpus.records} == documents
+    with pytest.raises(DocumentError, match="unknown layouts 9x9"):
+        read_corpus("tiny-9x9:7", tokenizer())
+
+
 def test_records_that_no_server_would_find_are_counted(tmp_path):
     lines = [
         [("Text:", False), (" Adam has 5 apples.", True), ("\nQuestion: ?", False)],
