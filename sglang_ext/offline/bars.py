@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Self
+from itertools import count
+from typing import Callable, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
@@ -30,6 +31,12 @@ class Bars:
         if part not in self._tasks:
             self._tasks[part] = self._bar.add_task(text, total=wanted)
         self._bar.update(self._tasks[part], completed=seen, description=text)
+
+    def counted(self, part: str, wanted: int) -> Callable[[], None]:
+        """Adds a bar, and returns what is called once for each of `wanted` that is done."""
+        done = count(1)
+        self.show(part, 0, wanted)
+        return lambda: self.show(part, next(done), wanted)
 
     def say(self, line: str) -> None:
         """Above the bars, to stay there."""

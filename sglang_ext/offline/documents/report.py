@@ -7,12 +7,15 @@ from rich.table import Table
 
 from sglang_ext.documents.compilers import Method
 from sglang_ext.offline.documents.rows import Report, Row
+from sglang_ext.offline.figures import p_value, plain, share
 
+_WIDTH = 120
 LEARNED = tuple(one.value for one in Method if one is not Method.PLAIN)
 
 
 def show(found: Report, console: Console) -> None:
-    """Prints a table per task, then attention where it was compared."""
+    """Prints a table per task, then attention where it was compared, widened to what the columns need."""
+    console.width = max(console.width, _WIDTH)
     for reason, count in found.dropped.items():
         console.print(f"{count} x {reason}")
     for task in dict.fromkeys((row.task, row.model) for row in found.rows):
@@ -46,7 +49,7 @@ def _of_task(rows: list[Row]) -> Table:
     for row in rows:
         table.add_row(
             row.method.replace("_", " "), "-" if row.budget is None else f"{row.budget:g}", f"{row.exact_match:.1%}",
-            f"{row.micro_f1:.3f}", f"{row.kl:.4f}", _share(row.recovery), _share(row.recovery_exact), _p(row.p_vs_full),
+            f"{row.micro_f1:.3f}", f"{row.kl:.4f}", share(row.recovery), share(row.recovery_exact), p_value(row.p_vs_full),
             f"{row.computed:.0%}", f"{row.ttft_ms:.1f}", f"{row.flops / 1e6:,.1f}", str(row.missed),
         )  # fmt: skip
     return table
@@ -90,19 +93,7 @@ def _attention(found: Report) -> Table:
     for row in found.attention:
         peaks = [f"{one:.2f}" for one in row.peaks[:3]]
         table.add_row(
-            row.task, row.method.replace("_", " "), row.documents, str(row.n), _plain(row.r_pre), _plain(row.r_int),
+            row.task, row.method.replace("_", " "), row.documents, str(row.n), plain(row.r_pre, 3), plain(row.r_int, 3),
             *peaks, *["-"] * (3 - len(peaks)),
         )  # fmt: skip
     return table
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def _plain(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _p(value: float | None) -> str:
-    return "-" if value is None else "<.001" if value < 0.001 else f"{value:.3f}"

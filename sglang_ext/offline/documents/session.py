@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import AutoTokenizer
 
 from sglang_ext.documents.adapter import load_compiler, read_manifest
 from sglang_ext.documents.compilers import Compiler
 from sglang_ext.documents.planners import NO_RECOMPUTE
 from sglang_ext.hub import local_folder
+from sglang_ext.offline.bars import Bars
 from sglang_ext.offline.documents import attention, plots, report
 from sglang_ext.offline.documents.libraries import MAPPED, PLAIN, Arm, Library
 from sglang_ext.offline.documents.rows import AttentionRow, Report, rows
@@ -69,21 +70,18 @@ class Session:
                     found.attention += self._attention(evaluation, results, task, study.attention)
 
     def _run(self, evaluation: Evaluation, dataset: Dataset) -> Results:
-        with self._progress() as progress:
-            bar = progress.add_task(f"{dataset.name} on {evaluation.reader.name}")
-            return evaluation.run(dataset, lambda done, of: progress.update(bar, completed=done, total=of))
+        with Bars() as bars:
+            return evaluation.run(dataset, partial(bars.show, f"{dataset.name} on {evaluation.reader.name}"))
 
     def _attention(self, evaluation: Evaluation, results: Results, task: str, most: int) -> list[AttentionRow]:
         prompts = [prompt for prompt in results.prompts if prompt.item.task == task][:most]
-        with self._progress() as progress:
-            bar = progress.add_task(f"attention, {task}", total=len(prompts))
-            return attention.measure(evaluation, prompts, task, lambda: progress.advance(bar))
+        with Bars() as bars:
+            return attention.measure(evaluation, prompts, task, bars.counted(f"attention, {task}", len(prompts)))
 
     def _timing(self, clock: Clock) -> list[TimingRow]:
         model = self._model(str(make_pair(clock.shape, seed=0) / "target"))
-        with self._progress() as progress:
-            bar = progress.add_task(f"time, {clock.shape}", total=len(clock.lengths) * clock.rounds)
-            return list(measure(clock, model, lambda: progress.advance(bar)))
+        with Bars() as bars:
+            return list(measure(clock, model, bars.counted(f"time, {clock.shape}", len(clock.lengths) * clock.rounds)))
 
     def _libraries(self, study: Study, reader: Model) -> list[Library]:
         libraries = [Library(PLAIN, PLAIN, PLAIN, Compiler(reader.executor), study.plain_arms, {"documents": PLAIN})]
@@ -103,10 +101,6 @@ class Session:
         name = pack.manifest.name
         key: dict[str, Any] = {"documents": pack.digest}
         return Library(name, name, MAPPED, Compiler(source.executor), study.mapped_arms, key, pack.maps)
-
-    def _progress(self) -> Progress:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        return Progress(*columns, console=Console(stderr=True))
 
     def _model(self, name: str) -> Model:
         folder = local_folder(name)

@@ -6,10 +6,14 @@ from rich.console import Console
 from rich.table import Table
 
 from sglang_ext.offline.evaluate.rows import Document
+from sglang_ext.offline.figures import p_value, plain, share
+
+_WIDTH = 110
 
 
 def show(found: Document, console: Console) -> None:
-    """Prints the models alone, then a table per pack; a reverse direction after them."""
+    """Prints the models alone, then a table per pack, widened to its columns; a reverse direction after them."""
+    console.width = max(console.width, _WIDTH)
     alone = Table(title=f"{found.dataset}, n = {found.target.n}")
     for name in ("alone", "", found.metric):
         alone.add_column(name, no_wrap=True)
@@ -30,21 +34,9 @@ def _of_pack(found: Document, pack: str) -> Table:
     for name in ("rho", found.metric, "kept", "gap closed", *tests, "template"):
         table.add_column(name, justify="right")
     for row in (row for row in found.rows if row.pack == pack):
-        tests = [_plain(row.kl)] if fidelity else [_p(row.p_vs_target), _p(row.p_vs_random)]
+        tests = [plain(row.kl, 4)] if fidelity else [p_value(row.p_vs_target), p_value(row.p_vs_random)]
         table.add_row(
             row.selector.replace("_", " ") if row.coverage is None else f"coverage {row.coverage:g}", f"{row.rho:.2f}",
-            f"{row.accuracy:.1%}", _share(row.retention), _share(row.gap_closed), *tests, _share(row.template_share),
+            f"{row.accuracy:.1%}", share(row.retention), share(row.gap_closed), *tests, share(row.template_share),
         )  # fmt: skip
     return table
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def _plain(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
-
-
-def _p(value: float | None) -> str:
-    return "-" if value is None else "<.001" if value < 0.001 else f"{value:.3f}"

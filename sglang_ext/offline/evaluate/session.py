@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import AutoTokenizer
 
 from sglang_ext.hub import local_folder
 from sglang_ext.offline import acceptance
+from sglang_ext.offline.bars import Bars
 from sglang_ext.offline.corpus import encode
 from sglang_ext.offline.evaluate import plots, report
 from sglang_ext.offline.evaluate.datasets import load
@@ -79,11 +80,10 @@ class Session:
                 self._console.print(f"acceptance record written into {folder}")
 
     def _record(self, pair: Pair, target: Model, prompts: list[list[int]], rho: float) -> Acceptance:
-        with self._progress() as progress:
-            bar = progress.add_task(f"accepting {pair.pack.manifest.name}", total=len(prompts))
+        with Bars() as bars:
             return acceptance.measure(
                 pair.source.executor, target.executor, prompts, pair.pack.maps, acceptance.Repair(rho=rho),
-                lambda: progress.advance(bar),
+                bars.counted(f"accepting {pair.pack.manifest.name}", len(prompts)),
             )  # fmt: skip
 
     def _direction(self, direction: Direction, dataset: Dataset, rho: float | None) -> tuple[Document, Strip | None]:
@@ -101,16 +101,11 @@ class Session:
         return document(evaluation, results), shown
 
     def _run(self, evaluation: Evaluation, dataset: Dataset) -> Results:
-        with self._progress() as progress:
-            bar = progress.add_task(f"to {evaluation.target.name}")
-            results = evaluation.run(dataset, lambda done, of: progress.update(bar, completed=done, total=of))
+        with Bars() as bars:
+            results = evaluation.run(dataset, partial(bars.show, f"to {evaluation.target.name}"))
         if evaluation.unfinished:
             self._console.print(f"{evaluation.unfinished} unfinished lines of an earlier run were dropped")
         return results
-
-    def _progress(self) -> Progress:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        return Progress(*columns, console=Console(stderr=True))
 
     def _strip(self, evaluation: Evaluation, results: Results, tokenizer: Any, rho: float) -> Strip | None:
         """Of the first prompt whose task has a template."""
