@@ -52,7 +52,7 @@ class Script:
 class FakeWorker:
     """`calls` are the chat bodies, `checks` those that ask for one token, `lifts` the lift bodies.
 
-    `headers` are those of each call; `aborted` counts hang-ups.
+    `headers` are those of each call; `aborted` counts hang-ups, `stalled` streams that stopped.
     """
 
     def __init__(self, served: str) -> None:
@@ -71,6 +71,7 @@ class FakeWorker:
         self.headers: list[tuple[str, dict[str, str]]] = []
         self.connections: set[Any] = set()
         self.aborted = 0
+        self.stalled = 0
 
     def app(self) -> Any:
         routes = self._routes()
@@ -213,6 +214,7 @@ class FakeWorker:
     async def _fault(self, body: dict[str, Any]) -> AsyncIterator[str]:
         match self.script.fault:
             case "stall":
+                self.stalled += 1
                 await asyncio.sleep(600)
             case "error_event":
                 yield _sse({"error": self.script.error_event})

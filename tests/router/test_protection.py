@@ -137,7 +137,7 @@ def taken(house, headers):
         body = {"model": "small", "messages": MESSAGES, "stream": True}
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
             assert response.status_code == 200
-            until(lambda: house.small.running == 1)
+            until(lambda: house.small.stalled == 1)
             house.small.script.fault_after = None  # for whoever comes later
             yield
     until(lambda: house.small.aborted == 1)
