@@ -32,17 +32,20 @@ class Master:
     @classmethod
     def parse(cls, url: str) -> Self:
         """Raises DocumentError."""
+        error = DocumentError(
+            f"{url!r} is no Mooncake store; expected {SCHEME}://HOST:PORT, or with the master's admin port "
+            f"{SCHEME}://HOST:PORT?admin={_ADMIN_PORT}"
+        )
         try:
             parts = urlsplit(url)
-            query = parse_qs(parts.query, strict_parsing=bool(parts.query))
-            admin = int(query.pop("admin", [str(_ADMIN_PORT)])[0])
-            found = cls(parts.hostname or "", parts.port or _PORT, admin)
+            more = parse_qs(parts.query)
+            admin_port = int(more.pop("admin", [str(_ADMIN_PORT)])[-1])
+            port = parts.port or _PORT
         except ValueError:
-            found, query = cls("", 0, 0), {}
-        if urlsplit(url).scheme != SCHEME or not found.host or query or urlsplit(url).path not in ("", "/"):
-            raise DocumentError(f"{url!r} is no Mooncake store; expected {SCHEME}://HOST:PORT or, with the master's "
-                                f"admin port, {SCHEME}://HOST:PORT?admin={_ADMIN_PORT}")  # fmt: skip
-        return found
+            raise error from None
+        if parts.scheme != SCHEME or not parts.hostname or parts.path.strip("/") or more:
+            raise error
+        return cls(parts.hostname, port, admin_port)
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"

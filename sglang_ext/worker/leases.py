@@ -11,6 +11,7 @@ from typing import Any, Iterable
 class _Lease:
     lock: Any
     namespace: str
+    taken: float
     deadline: float
     awaited: bool = False  # its request is in the waiting queue
 
@@ -27,7 +28,13 @@ class Leases:
 
     def take(self, name: str, node: Any, namespace: str, seconds: float) -> None:
         self.release(name)
-        self._held[name] = _Lease(self._tree.lock(node), namespace, time.monotonic() + seconds)
+        now = time.monotonic()
+        self._held[name] = _Lease(self._tree.lock(node), namespace, now, now + seconds)
+
+    def younger(self, seconds: float) -> bool:
+        """Whether a lease was taken less than so long ago, and its request has not left the waiting queue."""
+        now = time.monotonic()
+        return any(now - lease.taken < seconds for lease in self._held.values())
 
     def release(self, name: str) -> None:
         lease = self._held.pop(name, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Iterator
@@ -50,8 +51,11 @@ from sglang_ext.worker.ops import ops_on
 from sglang_ext.worker.pool import Pool, Prefix
 from sglang_ext.worker.settings import WorkerSettings
 from sglang_ext.worker.transport import SharedMemory
+from sglang_ext.worker.turns import Turns
 
 logger = logging.getLogger(__name__)
+
+_PAUSE_S = 0.0005
 
 
 class SchedulerSide:
@@ -71,6 +75,7 @@ class SchedulerSide:
         if freed:
             logger.info("kvlift: freed %d blocks that dead workers left in shared memory", freed)
         self._leases = Leases(scheduler.tree_cache)
+        self._turns = Turns(self._leases)
         self.counters = SchedulerCounters()
         chunk = scheduler.chunked_prefill_size or scheduler.max_prefill_tokens
         self._recompute_tokens = settings.recompute_tokens or chunk
@@ -152,7 +157,7 @@ class SchedulerSide:
         return KVReply(rid=request.rid, body=body)
 
     def step(self) -> None:
-        """Once per scheduler step: expire leases, take the jobs on, answer those that have ended.
+        """Once per scheduler step: expire leases, take the jobs on where it is their turn, answer those that have ended.
 
         While requests run, jobs compute a limited number of positions a step, so that decodes wait no longer
         for a job than for one chunk of a native prefill. The map of a lift is not divided.
@@ -160,7 +165,11 @@ class SchedulerSide:
         self._leases.tick(request.extra_key for request in self._scheduler.waiting_queue)
         if not self._jobs.busy:
             return
-        with self._forward_stream():
+        if not self._turns.jobs_may_run:
+            if not self._others_run():
+                time.sleep(_PAUSE_S)  # the cores are for those that bring the awaited requests
+            return
+        with self._turns.of_jobs(), self._forward_stream():
             ended = self._jobs.advance(self._recompute_tokens if self._others_run() else None)
         for request, answer in ended:
             self._scheduler.send_control_output(KVReply(rid=request.rid, body=answer), request)
