@@ -45,6 +45,9 @@ def run_worker(
     allow_bench_pack: Annotated[bool, typer.Option(help="also lift with packs of random weights")] = False,
     kernels: Annotated[bool, typer.Option("--kernels/--no-kernels", help="Triton kernels, on a CUDA device")] = True,
     workers_on_host: Annotated[int, typer.Option(min=1, help="workers that share the cores, without a GPU")] = 2,
+    cpu_overlap: Annotated[
+        bool, typer.Option("--cpu-overlap", help="without a GPU too, compute a batch before the last one is answered")
+    ] = False,
     kv_transport: Annotated[
         KVTransport, typer.Option(help="blocks go through shared memory, Mooncake, or what the other worker can")
     ] = "shm",
@@ -83,7 +86,7 @@ def run_worker(
         documents_store_bytes=documents_store_bytes,
     )  # fmt: skip
     try:
-        launch.run_worker(model, context.args, settings, workers_on_host)
+        launch.run_worker(model, context.args, settings, workers_on_host, cpu_overlap)
     except KVLiftError as error:
         _fail(error)
 

@@ -34,14 +34,19 @@ def cpu_environment(cores: int) -> dict[str, str]:
     }
 
 
-def cpu_arguments(given: Sequence[str]) -> list[str]:
-    """SGLang arguments for a worker without a GPU, less those that were given."""
+def cpu_arguments(given: Sequence[str], overlap: bool) -> list[str]:
+    """SGLang arguments for a worker without a GPU, less those that were given.
+
+    overlap: keep SGLang's overlapped loop. It handles a batch's result after the next batch was launched, which on a CPU
+    is after it was computed: each first token would wait for a stranger's prefill.
+    """
     wanted = {
         "--device": ["cpu"],
         "--attention-backend": ["torch_native"],
         "--sampling-backend": ["pytorch"],
         "--dtype": ["bfloat16" if has_native_bf16() else "float32"],
         "--sleep-on-idle": [],
+        **({} if overlap else {"--disable-overlap-schedule": []}),
     }
     names = {argument.split("=", 1)[0] for argument in given}
     return [part for name, value in wanted.items() if name not in names for part in (name, *value)]
@@ -76,9 +81,11 @@ def process_checks(settings: WorkerSettings) -> list[Check]:
     return checks.release_checks() + checks.live_checks()
 
 
-def run_worker(model: str, arguments: Sequence[str], settings: WorkerSettings, workers_on_host: int) -> None:
+def run_worker(
+    model: str, arguments: Sequence[str], settings: WorkerSettings, workers_on_host: int, cpu_overlap: bool
+) -> None:
     """Runs the server until it is stopped. Raises WorkerError where it cannot carry the plugin."""
-    extra = cpu_arguments(arguments) if prepare_environment(workers_on_host) else []
+    extra = cpu_arguments(arguments, cpu_overlap) if prepare_environment(workers_on_host) else []
     checks.require(process_checks(settings) + checks.transport_checks(settings))
 
     from sglang.srt.entrypoints.http_server import get_global_state, launch_server

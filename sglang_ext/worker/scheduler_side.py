@@ -34,7 +34,7 @@ from sglang_ext.worker.fill import Filler
 from sglang_ext.worker.jobs import Jobs
 from sglang_ext.worker.leases import Leases
 from sglang_ext.worker.lifting import Lifter
-from sglang_ext.worker.measure import measure
+from sglang_ext.worker.measure import alone, measure
 from sglang_ext.worker.messages import (
     CompileReq,
     CountersReq,
@@ -205,7 +205,7 @@ class SchedulerSide:
 
     def _measure(self, filler: Filler, packs: dict[str, Pack]) -> CostModel:
         limit = self._scheduler.max_req_input_len
-        with torch.no_grad(), self._forward_stream():
+        with alone(), torch.no_grad(), self._forward_stream():
             costs = measure(self._pool, self._executor, self._transport, filler, packs, limit)
         logger.info("kvlift: measured costs, in ms: %s", costs.model_dump())
         return costs

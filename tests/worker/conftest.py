@@ -30,8 +30,8 @@ STEP_POSITIONS = 4
 class Fleet:
     """All workers of the session: small and large of the family, SmolLM2, and one large with pages of 16.
 
-    The last one recomputes few positions a step while it decodes, sends several tokens in one chunk, and exchanges blocks
-    through Mooncake alone, where that is installed; small and large choose. SmolLM2's template is like Qwen3's. Small and
+    The last one runs SGLang's overlapped loop, as on a GPU, recomputes few positions a step while it decodes, sends several
+    tokens in one chunk, and exchanges blocks through Mooncake alone, where that is installed; small and large choose. SmolLM2's template is like Qwen3's. Small and
     large write their spans to `traces`. Large and paged share the folder `documents`, before which paged has memory for
     a few only, and adapters of every method; small has memory for a few before a Mooncake store; SmolLM2 compiles none
     by itself.
@@ -53,7 +53,7 @@ class Fleet:
             "large", LARGE, folder, [PACK, HEAD_PACK, identity, noise], [*large, *stored, *carried_by("auto")]
         )
         paged = ["--page-size", "16", "--recompute-tokens", str(STEP_POSITIONS), "--prefill-max-requests", "2"]
-        paged += carried_by("mooncake")
+        paged += [*carried_by("mooncake"), "--cpu-overlap"]
         paged += ["--stream-interval", "4", *stored, "--documents-bytes", "600000"]
         self.adapters = random_adapters(LARGE, folder / "adapters")
         paged += [part for adapter in self.adapters.values() for part in ("--documents-adapter", str(adapter))]

@@ -128,9 +128,11 @@ def test_the_stand_in_fails_loudly_when_a_kernel_is_called():
 
 
 def test_a_given_argument_is_never_overruled():
-    added = launch.cpu_arguments(["--dtype=float16", "--device", "cpu"])
+    added = launch.cpu_arguments(["--dtype=float16", "--device", "cpu"], overlap=False)
     assert "--dtype" not in added and "--device" not in added
     assert added[added.index("--attention-backend") + 1] == "torch_native" and "--sleep-on-idle" in added
+    assert "--disable-overlap-schedule" in added
+    assert "--disable-overlap-schedule" not in launch.cpu_arguments([], overlap=True)
 
 
 @pytest.mark.parametrize(("flags", "native"), [("avx2 fma", False), ("avx512_bf16 avx2", True), ("amx_bf16", True)])
