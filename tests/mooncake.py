@@ -9,6 +9,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from tests.worker.servers import free_port
+
 HAS_MOONCAKE = importlib.util.find_spec("mooncake") is not None and ctypes.util.find_library("ibverbs") is not None
 _STARTS_S = 30
 
@@ -17,7 +19,7 @@ class StoreMaster:
     """A `mooncake_master` on loopback, until `stop`."""
 
     def __init__(self, folder: Path) -> None:
-        self.port, self._admin_port = _free_port(), _free_port()
+        self.port, self._admin_port = free_port(), free_port()
         spec = importlib.util.find_spec("mooncake")
         assert spec is not None and spec.submodule_search_locations
         program = Path(next(iter(spec.submodule_search_locations))) / "mooncake_master"
@@ -39,12 +41,6 @@ class StoreMaster:
     def stop(self) -> None:
         self._process.kill()
         self._process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _listens(port: int) -> bool:
