@@ -81,6 +81,7 @@ def test_counters_count_what_happened(fleet: Fleet, prompt):
         "prefill_batches", "prefill_requests", "lift_batches", "lifts", "lifts_declined", "lifts_failed",
         "recomputed_positions", "exported_bytes", "document_batches", "compiled_positions", "inline_positions",
         "prompts_linked", "document_hits", "documents_compiled", "documents_missed", "documents_broken",
+        "documents_storage_failed",
     }  # fmt: skip
     for seed in range(3):
         fleet.large.generate(prompt(30, seed=210 + seed), tokens=3)
