@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from sglang_ext.documents.compilers import Compiler
 from sglang_ext.documents.link import locate
@@ -16,6 +17,7 @@ from sglang_ext.offline.corpus import encode
 from sglang_ext.offline.evaluate.datasets import load
 from sglang_ext.offline.evaluate.errors import EvaluationError
 from tests.kv.models import executor, tokenizer
+from tests.worker.smollm2 import smollm2
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "data"
 with_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="needs the shared data beside the checkout")
@@ -285,4 +287,15 @@ def test_passages_are_documents_and_slices_of_the_prompt(file, record):
     text = prompt(item)
     start = text.index(item.documents[0])
     assert text[start:].startswith("".join(item.documents) + "Question: Who?")
-    assert all(document.endswith("\n\n") for document in item.documents)
+    assert all(document.endswith("\n") for document in item.documents)
+
+
+@pytest.mark.parametrize("record", [HOTPOT, MUSIQUE])
+def test_passages_are_slices_of_the_prompts_tokens_too(file, record):
+    """With a real model's tokenizer, which joins two newlines to one token at the end of a text alone."""
+    real = AutoTokenizer.from_pretrained(smollm2())
+    [item] = load(f"multihop:{file('q.jsonl', lines(record))}").items
+    ids = encode(real, item.record)
+    for document in item.documents:
+        own = real.encode(document, add_special_tokens=False)
+        assert any(ids[at : at + len(own)] == own for at in range(len(ids)))
