@@ -32,7 +32,7 @@ def test_triton_is_chosen_on_cuda_unless_it_is_switched_off(device: str, kernels
 @pytest.mark.parametrize(("words", "kernels"), [([], True), (["--kernels"], True), (["--no-kernels"], False)])
 def test_the_option_reaches_the_settings(monkeypatch: pytest.MonkeyPatch, words: list[str], kernels: bool):
     given: list[tuple[list[str], WorkerSettings]] = []
-    monkeypatch.setattr(launch, "run_worker", lambda _, rest, settings, hosts: given.append((rest, settings)))
+    monkeypatch.setattr(launch, "run_worker", lambda _, rest, settings, *others: given.append((rest, settings)))
     done = CliRunner().invoke(build(), ["worker", "--model", "m", *words, "--page-size", "16"])
     assert done.exit_code == 0, done.output
     [(rest, settings)] = given
