@@ -33,6 +33,9 @@ HOOKED: Mapping[str, tuple[str, ...]] = {
         "is_cross_attn", "sliding_window_size",
     ),
     "sglang.srt.managers.scheduler.Scheduler.run_batch": ("self", "batch", "pp_proxy_tensors"),
+    "sglang.srt.model_executor.model_runner.ModelRunner.forward": (
+        "self", "forward_batch", "skip_attn_backend_init", "pp_proxy_tensors", "reinit_attn_backend", "split_forward_count",
+    ),
     "sglang.srt.managers.scheduler.Scheduler.is_fully_idle": ("self", "for_health_check", "ignore_waiting"),
     "sglang.srt.managers.scheduler_components.pool_stats_observer.SchedulerPoolStatsObserver.session_held_tokens": (
         "self",

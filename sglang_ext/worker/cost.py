@@ -71,7 +71,7 @@ class CostModel(_Figures):
         return self.native.ms(tokens, keys_seen(length, tokens))
 
     def lift_ms(self, pack: str, length: int, budget: float, held: int = 0) -> float:
-        """A lift of `length` tokens, of which the first `held` are here, and the last token behind it.
+        """A lift of `length` tokens, of which the first `held` are here, with the last token in the same forward.
 
         budget: rho, or the coverage, which takes at most that share of the positions. Those that are
         recomputed are taken to lie evenly over the prompt.
@@ -79,10 +79,10 @@ class CostModel(_Figures):
         one = self.packs[pack]
         free = length - 1 - min(held, length - 1)
         count = (budget_size(budget, length) - 1) * free / max(length - 1, 1)
-        recompute = self.recompute.ms(count, count * (2 * length - free) / 2)
+        recompute = self.recompute.ms(count + 1, count * (2 * length - free) / 2 + length)
         mapped = (length - 1) * one.map_ms_per_token if free else 0.0
         transfer = length * one.bytes_per_token * self.transfer_ms_per_byte
-        return transfer + mapped + recompute + self.native_ms(length, cached=length - 1)
+        return transfer + mapped + recompute
 
     def choose(self, pack: str, length: int, budget: float, always: bool, cached: int = 0, held: int = 0) -> Choice:
         """The faster way, or the lift where it is wanted in any case.

@@ -15,7 +15,8 @@ class SchedulerCounters:
     prefill_batches, prefill_requests: SGLang's own extend batches and the requests in them; a prompt in two
     chunks counts twice, a health check not at all. lift_batches: forwards that recompute lifted positions.
     exported_bytes: of the blocks that other workers asked for. document_batches: forwards that compile documents or
-    compute what stands between them; compiled_positions, inline_positions: of the ones and of the others.
+    compute what stands between them; compiled_positions, inline_positions: of the ones and of the others. tails_used:
+    requests whose first token took no forward of SGLang's, since a job's had run their last tokens.
     """
 
     prefill_batches: int = 0
@@ -27,6 +28,7 @@ class SchedulerCounters:
     compiled_positions: int = 0
     inline_positions: int = 0
     prompts_linked: int = 0
+    tails_used: int = 0
 
     def count_batch(self, batch: Any) -> None:
         """Takes note of a batch (SGLang's ScheduleBatch) that is about to run."""

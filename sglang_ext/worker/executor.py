@@ -8,7 +8,7 @@ registration and no command-line choice.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
@@ -52,6 +52,13 @@ class Work:
         return self.slots[self.positions] if self.into is None else self.into
 
 
+class Computed(NamedTuple):
+    """How many forwards it took; of each piece of work, the logits of its last position, [vocabulary]."""
+
+    forwards: int
+    logits: list[torch.Tensor]
+
+
 @dataclass
 class _Probe:
     """Collects, from layer `first` on, the attention that each position of a lone piece of work receives."""
@@ -69,24 +76,26 @@ class SGLangExecutor:
         self._ops = ops
         self._max_tokens = max_tokens
 
-    def compute(self, work: Sequence[Work]) -> int:
-        """Writes the KV of every position of `work` into its slot. Returns the number of forwards that it took.
+    def compute(self, work: Sequence[Work]) -> Computed:
+        """Writes the KV of every position of `work` into its slot.
 
-        As many as the token limit asks for. Splitting one prompt by ascending position is exact: a position
+        In as many forwards as the token limit asks for. Splitting one prompt by ascending position is exact: a position
         needs only earlier ones.
         """
-        batch: list[Work] = []
-        room, forwards = self._max_tokens, 0
-        for piece in _cut(work, self._max_tokens):
-            if len(piece.tokens) > room:
-                self._repair(batch, None)
-                batch, room, forwards = [], self._max_tokens, forwards + 1
-            batch.append(piece)
+        batches: list[list[tuple[int, Work]]] = []
+        room = 0
+        for index, piece in _cut(work, self._max_tokens):
+            if len(piece.tokens) > room or not batches:
+                batches.append([])
+                room = self._max_tokens
+            batches[-1].append((index, piece))
             room -= len(piece.tokens)
-        if batch:
-            self._repair(batch, None)
-            forwards += 1
-        return forwards
+        last: dict[int, torch.Tensor] = {}
+        for batch in batches:
+            logits = self._repair([piece for _, piece in batch], None)
+            # A prompt's later piece comes after its earlier ones.
+            last |= {index: row for (index, _), row in zip(batch, logits, strict=True)}
+        return Computed(len(batches), [last[index].clone() for index in range(len(work))])
 
     def attention_received(self, tokens: torch.Tensor, slots: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
         """The attention that each position of a cached prefix received: float32 [n], summing to 1.
@@ -113,7 +122,8 @@ class SGLangExecutor:
         finally:
             table[_SPARE_ROW, : len(slots)] = 0
 
-    def _repair(self, work: Sequence[Work], probe: _Probe | None) -> None:
+    def _repair(self, work: Sequence[Work], probe: _Probe | None) -> torch.Tensor:
+        """Returns the logits of each piece's last position, [len(work), vocabulary]."""
         batch = self._batch(work)
         # Our backend plans nothing, and SGLang's own must not plan for a batch it will not see.
         batch.mark_forward_metadata_ready()
@@ -121,7 +131,8 @@ class SGLangExecutor:
         attention = self._ops.attention([one.positions for one in work], [one.slots for one in work], self._group)
         backend = _FrontierBackend(self._runner, attention, LayersAhead(fills, work[0].slots.device), probe)
         with forward_context(ForwardContext(attn_backend=backend)):
-            self._runner.forward(batch)
+            output = self._runner.forward(batch)
+        return output.logits_output.next_token_logits
 
     def _batch(self, work: Sequence[Work]) -> ForwardBatch:
         runner = self._runner
@@ -162,11 +173,11 @@ class SGLangExecutor:
         return batch
 
 
-def _cut(work: Sequence[Work], limit: int) -> list[Work]:
-    """Pieces of at most `limit` tokens, each prompt's in ascending order of position."""
+def _cut(work: Sequence[Work], limit: int) -> list[tuple[int, Work]]:
+    """Pieces of at most `limit` tokens, each prompt's in ascending order of position, with its index."""
     return [
-        replace(piece, tokens=piece.tokens[at : at + limit], positions=piece.positions[at : at + limit])
-        for piece in work
+        (index, replace(piece, tokens=piece.tokens[at : at + limit], positions=piece.positions[at : at + limit]))
+        for index, piece in enumerate(work)
         for at in range(0, len(piece.tokens), limit)
     ]
 

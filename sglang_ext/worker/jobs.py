@@ -131,21 +131,23 @@ class Jobs:
 
     def _compute(self, together: Sequence[tuple[OpenJob, Work | None]]) -> str | None:
         """Runs the works as one batch. Returns the reason where it failed."""
-        works = [work for _, work in together if work is not None]
-        if not works:
+        working = [(job, work) for job, work in together if work is not None]
+        if not working:
             return None
         jobs = [job for job, _ in together]
         batch, filled = Phases(), _phases_ms(jobs)
         try:
             with batch("compute"), jobs[0].writing() if jobs[0].writing is not None else nullcontext():
-                forwards = self._executor.compute(works)
+                forwards, logits = self._executor.compute([work for _, work in working])
         except Exception as error:
             return explain(error)
+        for (job, _), last in zip(working, logits, strict=True):
+            job.logits = last
         filled = _phases_ms(jobs) - filled  # inside the forward, where it did not wait for the fills
         for job in jobs:
             job.phases.ms[job.phase] = job.phases.ms.get(job.phase, 0.0) + batch.ms["compute"] - filled
         for opener in {id(self._opener(job.request)): self._opener(job.request) for job in jobs}.values():
-            ours = (work for job, work in together if self._opener(job.request) is opener and work is not None)
+            ours = (work for job, work in working if self._opener(job.request) is opener)
             positions = sum(len(work.positions) for work in ours)
             opener.count(positions, forwards if positions else 0)
         return None

@@ -4,32 +4,40 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, Iterable
+from typing import Any, Generic, Iterable, Iterator, TypeVar
+
+Kept = TypeVar("Kept")
 
 
 @dataclass
-class _Lease:
+class _Lease(Generic[Kept]):
     lock: Any
     namespace: str
     taken: float
     deadline: float
+    kept: Kept | None
     awaited: bool = False  # its request is in the waiting queue
 
 
-class Leases:
-    """Holds tree locks by lease name. Expiry follows this process's monotonic clock."""
+class Leases(Generic[Kept]):
+    """Holds tree locks by lease name, and with each what its request will need. Expiry follows this process's monotonic
+    clock."""
 
     def __init__(self, tree: Any) -> None:
         self._tree = tree
-        self._held: dict[str, _Lease] = {}
+        self._held: dict[str, _Lease[Kept]] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def take(self, name: str, node: Any, namespace: str, seconds: float) -> None:
+    def take(self, name: str, node: Any, namespace: str, seconds: float, kept: Kept | None = None) -> None:
         self.release(name)
         now = time.monotonic()
-        self._held[name] = _Lease(self._tree.lock(node), namespace, now, now + seconds)
+        self._held[name] = _Lease(self._tree.lock(node), namespace, now, now + seconds, kept)
+
+    def kept(self, namespace: str) -> Iterator[Kept]:
+        """What the leases in a namespace keep."""
+        return (lease.kept for lease in self._held.values() if lease.namespace == namespace and lease.kept is not None)
 
     def younger(self, seconds: float) -> bool:
         """Whether a lease was taken less than so long ago, and its request has not left the waiting queue."""

@@ -26,6 +26,7 @@ from sglang_ext.worker.leases import Leases
 from sglang_ext.worker.messages import ALWAYS, LiftReq
 from sglang_ext.worker.opened import OpenLift
 from sglang_ext.worker.pool import Pool, Where
+from sglang_ext.worker.tails import Tail
 from sglang_ext.worker.transport import Transport
 
 
@@ -35,7 +36,7 @@ class Lifter:
     def __init__(
         self,
         pool: Pool,
-        leases: Leases,
+        leases: Leases[Tail],
         transport: Transport,
         packs: dict[str, Pack],
         filler: Filler,
@@ -81,26 +82,29 @@ class Lifter:
                     self._leases.take(request.rid, held.node, request.namespace, request.lease_s)
                 return applied(len(request.ids), held.length, 0, 0, block.nbytes, phases, choice)
             with self._pool.locked(native):
-                fresh = self._pool.allocate(end - held.length)
+                tail = self._pool.tail(len(request.ids), end)
+                fresh = self._pool.allocate(self._pool.page_ceil(end + tail) - held.length)
                 try:
                     # Native KV of this prompt is exact and costs a copy; only what is left is lifted.
                     start = max(held.length, min(native.length, end))
                     copied = start - held.length
                     with phases("write"):
                         self._pool.copy(native.slots[held.length : start], fresh[:copied])
-                    scores, fill = self._score(request, block.span(0, end), start, fresh[copied:], pack, phases)
+                    slots = fresh[copied : end - held.length]
+                    scores, fill = self._score(request, block.span(0, end), start, slots, pack, phases)
                     with phases("score"):
                         budget = budget_of(request.rho, request.coverage)
                         plan = _plan(len(request.ids), start, end, top_positions(scores, budget).cpu())
-                    if int(plan.compute[0]) >= end:
+                    chosen = plan.compute[plan.compute < end + tail]
+                    if not len(chosen):
                         deque(fill, maxlen=0)  # no forward will advance it
                 except Exception:
                     self._pool.free(fresh)
                     raise
             return OpenLift(
-                request=request, tokens=torch.tensor(request.ids), held=held, fresh=fresh,
-                chosen=plan.compute[plan.compute < end], fill=fill, phases=phases, keep=keep.pop_all(), where=where,
-                plan=plan, block_bytes=block.nbytes, scores=scores, choice=choice,
+                request=request, tokens=torch.tensor(request.ids), held=held, fresh=fresh, chosen=chosen, tail=tail,
+                fill=fill, phases=phases, keep=keep.pop_all(), where=where, plan=plan, block_bytes=block.nbytes,
+                scores=scores, choice=choice,
             )  # fmt: skip
 
     def finish(self, one: OpenLift) -> Answer:
@@ -108,16 +112,18 @@ class Lifter:
         request = one.request
         with one.phases("insert"):
             try:
+                tail = one.part_with_tail(self._pool)
                 node = self._pool.insert(request.ids[: one.end], one.where, one.held, one.fresh)
             except Exception as error:
                 self._pool.free(one.fresh)
                 return fallback(explain(error))
-            self._leases.take(request.rid, node, request.namespace, request.lease_s)
+            self._leases.take(request.rid, node, request.namespace, request.lease_s, tail)
         prefix = len(one.plan.fills[0])
-        counts = len(request.ids), prefix, one.end - prefix, len(one.chosen)
+        recomputed = one.chosen[one.chosen < one.end]
+        counts = len(request.ids), prefix, one.end - prefix, len(recomputed)
         answer = applied(*counts, one.block_bytes, one.phases, one.choice)
         if request.explain:
-            answer["explain"] = {"positions": one.chosen.tolist(), "scores": one.scores.tolist()}
+            answer["explain"] = {"positions": recomputed.tolist(), "scores": one.scores.tolist()}
         return answer
 
     def _fetch(self, request: LiftReq, pack: Pack) -> KVBlock:

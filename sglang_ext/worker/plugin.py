@@ -17,7 +17,7 @@ from sglang_ext.worker.settings import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
-_SIDE = "kvlift"  # the attribute of SGLang's Scheduler, tree and TokenizerManager that holds our half
+_SIDE = "kvlift"  # the attribute of SGLang's Scheduler, tree, ModelRunner and TokenizerManager that holds our half
 
 
 def activate() -> None:
@@ -52,6 +52,7 @@ def _register_hooks() -> None:
         (_open_http_side, HookType.AFTER),
         (extend_with_frontier, HookType.AROUND),
         (_before_batch, HookType.BEFORE),
+        (_forward, HookType.AROUND),
         (_idle, HookType.AFTER),
         (_held_tokens, HookType.AFTER),
         (exporter_for, HookType.AROUND),
@@ -69,6 +70,7 @@ def _open_scheduler_side(_result: Any, scheduler: Any) -> None:
     side = SchedulerSide(scheduler, WorkerSettings.published())
     setattr(scheduler, _SIDE, side)
     setattr(scheduler.tree_cache, _SIDE, side)  # SGLang's accounting knows the tree, not the scheduler
+    setattr(scheduler.tp_worker.model_runner, _SIDE, side)
     scheduler._request_dispatcher += TypeBasedDispatcher(side.routes())
     logger.info("kvlift: live in scheduler process %d", os.getpid())
 
@@ -82,7 +84,15 @@ def _before_flush(scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
 
 
 def _before_batch(scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> None:
-    getattr(scheduler, _SIDE).counters.count_batch(batch)
+    side = getattr(scheduler, _SIDE)
+    side.counters.count_batch(batch)
+    side.tails.expect(batch)
+
+
+def _forward(original: Any, runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+    side = getattr(runner, _SIDE, None)  # not while the worker starts
+    known = None if side is None else side.tails.outcome(forward_batch)
+    return original(runner, forward_batch, *args, **kwargs) if known is None else known
 
 
 def _idle(idle: bool, scheduler: Any, *_args: Any, **_kwargs: Any) -> bool:

@@ -71,6 +71,11 @@ class Pool:
     def page_ceil(self, length: int) -> int:
         return -(-length // self.page_size) * self.page_size
 
+    def tail(self, length: int, end: int) -> int:
+        """Positions of a prompt behind a prefix [0, end) that a job computes along with it: the rest, where that is no
+        more than a page; a longer one is SGLang's to cut and to schedule."""
+        return length - end if length - end <= self.page_size else 0
+
     def match(self, ids: Sequence[int], where: Where) -> Prefix:
         """The longest cached prefix of whole pages. Not locked: use it before anything is evicted."""
         result = self.tree.match_prefix(MatchPrefixParams(key=self._key(ids, where)))
@@ -115,6 +120,16 @@ class Pool:
         for keys, values in self.buffers:
             keys[target] = keys[source]
             values[target] = values[source]
+
+    def read(self, slots: torch.Tensor) -> list[Buffers]:
+        """A copy of the KV of these slots, int64 [n], as it lies: by layer, keys and values [n, kv_heads, head_dim]."""
+        return [(keys[slots], values[slots]) for keys, values in self.buffers]
+
+    def write(self, slots: torch.Tensor, pieces: Sequence[Sequence[Buffers]]) -> None:
+        """Writes what `read` gave of several pieces to slots, int64 [all their n], one piece after the other."""
+        for (keys, values), *parts in zip(self.buffers, *pieces, strict=True):
+            keys[slots] = torch.cat([part_keys for part_keys, _ in parts])
+            values[slots] = torch.cat([part_values for _, part_values in parts])
 
     def insert(self, ids: Sequence[int], where: Where, held: Prefix, fresh: torch.Tensor) -> Any:
         """Puts `ids` into the tree: `held` already lies in it, `fresh` slots become the tree's.

@@ -50,6 +50,7 @@ from sglang_ext.worker.messages import (
 from sglang_ext.worker.ops import ops_on
 from sglang_ext.worker.pool import Pool, Prefix
 from sglang_ext.worker.settings import WorkerSettings
+from sglang_ext.worker.tails import Tail, Tails
 from sglang_ext.worker.transport import SharedMemory
 from sglang_ext.worker.turns import Turns
 
@@ -74,9 +75,10 @@ class SchedulerSide:
         freed = self._transport.sweep()
         if freed:
             logger.info("kvlift: freed %d blocks that dead workers left in shared memory", freed)
-        self._leases = Leases(scheduler.tree_cache)
+        self._leases: Leases[Tail] = Leases(scheduler.tree_cache)
         self._turns = Turns(self._leases)
         self.counters = SchedulerCounters()
+        self.tails = Tails(self._pool, self._leases, self.counters)
         chunk = scheduler.chunked_prefill_size or scheduler.max_prefill_tokens
         self._recompute_tokens = settings.recompute_tokens or chunk
         self._executor = SGLangExecutor(scheduler.tp_worker.model_runner, self.geometry, self._ops, chunk)

@@ -31,6 +31,7 @@ from sglang_ext.worker.leases import Leases
 from sglang_ext.worker.messages import ExportReq, LinkReq
 from sglang_ext.worker.opened import OpenJob
 from sglang_ext.worker.pool import Pool, Prefix, Where
+from sglang_ext.worker.tails import Tail
 from sglang_ext.worker.transport import SharedMemory
 
 ABSENT = "absent"
@@ -56,7 +57,7 @@ class Linker:
         self,
         pool: Pool,
         filler: Filler,
-        leases: Leases,
+        leases: Leases[Tail],
         memory: SharedMemory,
         shelf: Shelf,
         geometry: KVGeometry,
@@ -120,7 +121,8 @@ class Linker:
                 return self._answer(request, layout, where, held.node, held.length, 0, phases)
             known, usable = self._best(ids[:end], layout, budget, base)
             with self._pool.locked(known):
-                fresh = self._pool.allocate(end - held.length)
+                tail = self._pool.tail(total, end)
+                fresh = self._pool.allocate(self._pool.page_ceil(end + tail) - held.length)
                 try:
                     start = max(held.length, usable)
                     copied = start - held.length
@@ -128,27 +130,29 @@ class Linker:
                         self._pool.copy(known.slots[held.length : start], fresh[:copied])
                     fill = self._filler.own_layers(self._pieces(layout.linked, start, end, fresh[copied:]), phases)
                     compute = layout.linked.plan.compute
-                    chosen = compute[(compute >= start) & (compute < end)]
+                    inline = compute[(compute >= start) & (compute < end)]
+                    chosen = torch.cat([inline, torch.arange(end, end + tail)])
                     if not len(chosen):
                         deque(fill, maxlen=0)  # no forward will advance it
                 except Exception:
                     self._pool.free(fresh)
                     raise
             return OpenLink(
-                request=request, tokens=torch.tensor(ids), held=held, fresh=fresh, chosen=chosen, fill=fill,
-                phases=phases, keep=keep.pop_all(), layout=layout, where=where, end=end, cached=start,
+                request=request, tokens=torch.tensor(ids), held=held, fresh=fresh, chosen=chosen, tail=tail,
+                fill=fill, phases=phases, keep=keep.pop_all(), layout=layout, where=where, end=end, cached=start,
             )  # fmt: skip
 
     def finish(self, one: OpenLink) -> Answer:
         """Inserts the prefix and takes the lease."""
         with one.phases("insert"):
             try:
+                tail = one.part_with_tail(self._pool)
                 node = self._pool.insert(one.tokens[: one.end].tolist(), one.where, one.held, one.fresh)
             except Exception:
                 self._pool.free(one.fresh)
                 raise
-        filled = one.end - one.cached - len(one.chosen)
-        return self._answer(one.request, one.layout, one.where, node, one.cached, filled, one.phases)
+        filled = one.end - one.cached - int((one.chosen < one.end).sum())
+        return self._answer(one.request, one.layout, one.where, node, one.cached, filled, one.phases, tail)
 
     def cached(self, request: ExportReq) -> Prefix:
         """The longest cached prefix of a prompt with these documents.
@@ -217,11 +221,12 @@ class Linker:
         return pieces
 
     def _answer(
-        self, request: LinkReq, layout: Layout, where: Where, node: Any, cached: int, filled: int, phases: Phases
+        self, request: LinkReq, layout: Layout, where: Where, node: Any, cached: int, filled: int, phases: Phases,
+        tail: Tail | None = None,
     ) -> Answer:
         """Takes the lease. cached, linked and computed add up to the prompt; the last token is computed by SGLang."""
         assert where.namespace is not None
-        self._leases.take(request.rid, node, where.namespace, request.lease_s)
+        self._leases.take(request.rid, node, where.namespace, request.lease_s, tail)
         self._counters.prompts_linked += 1
         total = len(layout.linked)
         tokens = {"prompt": total, "cached": cached, "linked": filled, "computed": total - cached - filled}
