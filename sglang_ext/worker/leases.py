@@ -16,7 +16,7 @@ class _Lease(Generic[Kept]):
     taken: float
     deadline: float
     kept: Kept | None
-    awaited: bool = False  # its request is in the waiting queue
+    came: bool = False  # its request has been seen, in the waiting queue or in a batch
 
 
 class Leases(Generic[Kept]):
@@ -53,12 +53,18 @@ class Leases(Generic[Kept]):
         for name in list(self._held):
             self.release(name)
 
+    def arrived(self, namespaces: Iterable[str | None]) -> None:
+        """Takes note of requests that go into a batch: one whose grammar was compiled meanwhile never waited in the queue."""
+        batch = set(namespaces)
+        for lease in self._held.values():
+            lease.came = lease.came or lease.namespace in batch
+
     def tick(self, waiting_namespaces: Iterable[str]) -> None:
         """Releases leases whose time is over, or whose request has left the waiting queue for a batch."""
         waiting = set(waiting_namespaces)
         now = time.monotonic()
         for name, lease in list(self._held.items()):
             if lease.namespace in waiting:
-                lease.awaited = True
-            elif lease.awaited or now > lease.deadline:
+                lease.came = True
+            elif lease.came or now > lease.deadline:
                 self.release(name)

@@ -84,14 +84,12 @@ def _before_flush(scheduler: Any, *_args: Any, **_kwargs: Any) -> None:
 
 
 def _before_batch(scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> None:
-    side = getattr(scheduler, _SIDE)
-    side.counters.count_batch(batch)
-    side.tails.expect(batch)
+    getattr(scheduler, _SIDE).before_batch(batch)
 
 
 def _forward(original: Any, runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
     side = getattr(runner, _SIDE, None)  # not while the worker starts
-    known = None if side is None else side.tails.outcome(forward_batch)
+    known = None if side is None else side.known_outcome(forward_batch)
     return original(runner, forward_batch, *args, **kwargs) if known is None else known
 
 

@@ -78,7 +78,7 @@ class SchedulerSide:
         self._leases: Leases[Tail] = Leases(scheduler.tree_cache)
         self._turns = Turns(self._leases)
         self.counters = SchedulerCounters()
-        self.tails = Tails(self._pool, self._leases, self.counters)
+        self._tails = Tails(self._pool, self._leases, self.counters)
         chunk = scheduler.chunked_prefill_size or scheduler.max_prefill_tokens
         self._recompute_tokens = settings.recompute_tokens or chunk
         self._executor = SGLangExecutor(scheduler.tp_worker.model_runner, self.geometry, self._ops, chunk)
@@ -175,6 +175,17 @@ class SchedulerSide:
             ended = self._jobs.advance(self._recompute_tokens if self._others_run() else None)
         for request, answer in ended:
             self._scheduler.send_control_output(KVReply(rid=request.rid, body=answer), request)
+
+    def before_batch(self, batch: Any) -> None:
+        """Looks at a batch of SGLang's (ScheduleBatch) that is about to run."""
+        self.counters.count_batch(batch)
+        if batch.forward_mode.is_extend():
+            self._leases.arrived(request.extra_key for request in batch.reqs)
+        self._tails.expect(batch)
+
+    def known_outcome(self, batch: Any) -> Any | None:
+        """What the forward of a batch (ForwardBatch) would give, where a job has run its tokens already; else None."""
+        return self._tails.outcome(batch)
 
     def before_flush(self) -> None:
         """Leases and open jobs must not outlive the tree that they lock."""

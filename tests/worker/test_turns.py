@@ -76,3 +76,14 @@ def test_a_client_that_never_comes_costs_a_share_of_one_batch(clock: Clock):
     assert turns.jobs_may_run and tree.locked == ["gone"], "its lease is another matter"
     batch(turns, leases, clock, seconds=0.1)
     assert turns.jobs_may_run, "it is waited for once"
+
+
+def test_a_request_that_was_seen_in_a_batch_alone_has_come(clock: Clock):
+    """One whose grammar was compiled does not wait in the queue."""
+    leases = Leases(tree := Tree())
+    leases.take("a", "a", "namespace of a", 10.0, "kept of a")
+    leases.take("b", "b", "namespace of b", 10.0)
+    leases.arrived(["namespace of a", None])
+    assert list(leases.kept("namespace of a")) == ["kept of a"] and list(leases.kept("namespace of b")) == []
+    leases.tick([])
+    assert tree.locked == ["b"] and list(leases.kept("namespace of a")) == []
