@@ -34,7 +34,7 @@ _PARTS = (
     ("score", "#b2df8a", ("score",)),
     ("write, insert", "#33a02c", ("write", "insert")),
     ("recompute", "#fdbf6f", ("recompute",)),
-    ("last token", "#ff7f00", ()),
+    ("the lifted request", "#ff7f00", ()),
     ("prefill", "#333333", ()),
 )
 _LINE_POINTS = 24
@@ -129,7 +129,7 @@ def parts_of(run: Run, row: SystemRow) -> dict[str, float]:
     if row.phases_ms:
         for name, _, phases in _PARTS:
             parts[name] = sum(row.phases_ms.get(phase, 0.0) for phase in phases)
-        parts["last token"] = row.phases_ms.get("chat_call", 0.0)
+        parts["the lifted request"] = row.phases_ms.get("chat_call", 0.0)
         parts["prefill"] = row.phases_ms.get("native_call", 0.0)
     elif (service := service_of(run, row.system)) is not None and row.mean_batch is not None:
         parts["prefill"] = min(service(row.mean_batch) * 1000, total)

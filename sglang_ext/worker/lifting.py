@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import ExitStack
-from typing import Iterator
+from typing import Any, Iterator
 
 import torch
 
@@ -22,7 +22,7 @@ from sglang_ext.worker.answers import Answer, applied, declined, explain, fallba
 from sglang_ext.worker.cost import NATIVE, Choice, CostModel
 from sglang_ext.worker.counters import SchedulerCounters
 from sglang_ext.worker.fill import Filler
-from sglang_ext.worker.leases import Leases
+from sglang_ext.worker.leases import Leased, Leases
 from sglang_ext.worker.messages import ALWAYS, LiftReq
 from sglang_ext.worker.opened import OpenLift
 from sglang_ext.worker.pool import Pool, Where
@@ -79,7 +79,7 @@ class Lifter:
             keep.enter_context(self._pool.locked(held))
             if held.length >= end:
                 if held.length:
-                    self._leases.take(request.rid, held.node, request.namespace, request.lease_s)
+                    self._lease(request, held.node, held.length)
                 return applied(len(request.ids), held.length, 0, 0, block.nbytes, phases, choice)
             with self._pool.locked(native):
                 tail = self._pool.tail(len(request.ids), end)
@@ -117,7 +117,7 @@ class Lifter:
             except Exception as error:
                 self._pool.free(one.fresh)
                 return fallback(explain(error))
-            self._leases.take(request.rid, node, request.namespace, request.lease_s, tail)
+            self._lease(request, node, one.end, tail)
         prefix = len(one.plan.fills[0])
         recomputed = one.chosen[one.chosen < one.end]
         counts = len(request.ids), prefix, one.end - prefix, len(recomputed)
@@ -125,6 +125,10 @@ class Lifter:
         if request.explain:
             answer["explain"] = {"positions": recomputed.tolist(), "scores": one.scores.tolist()}
         return answer
+
+    def _lease(self, request: LiftReq, node: Any, length: int, tail: Tail | None = None) -> None:
+        leased = Leased.of(request.namespace, request.ids[:length])
+        self._leases.take(request.rid, node, leased, request.lease_s, tail)
 
     def _fetch(self, request: LiftReq, pack: Pack) -> KVBlock:
         """The source's block, on the pool's device, once it is known to be of this prompt and this pack."""

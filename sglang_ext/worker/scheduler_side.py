@@ -7,7 +7,7 @@ import os
 import time
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, Iterator
+from typing import Any, Iterable, Iterator
 
 import torch
 
@@ -32,7 +32,7 @@ from sglang_ext.worker.documents.ways import ways_of
 from sglang_ext.worker.executor import SGLangExecutor
 from sglang_ext.worker.fill import Filler
 from sglang_ext.worker.jobs import Jobs
-from sglang_ext.worker.leases import Leases
+from sglang_ext.worker.leases import Asked, Leases
 from sglang_ext.worker.lifting import Lifter
 from sglang_ext.worker.measure import alone, measure
 from sglang_ext.worker.messages import (
@@ -164,7 +164,8 @@ class SchedulerSide:
         While requests run, jobs compute a limited number of positions a step, so that decodes wait no longer
         for a job than for one chunk of a native prefill. The map of a lift is not divided.
         """
-        self._leases.tick(request.extra_key for request in self._scheduler.waiting_queue)
+        if len(self._leases):
+            self._leases.tick(_asked(self._scheduler.waiting_queue))
         if not self._jobs.busy:
             return
         if not self._turns.jobs_may_run:
@@ -180,7 +181,7 @@ class SchedulerSide:
         """Looks at a batch of SGLang's (ScheduleBatch) that is about to run."""
         self.counters.count_batch(batch)
         if batch.forward_mode.is_extend():
-            self._leases.arrived(request.extra_key for request in batch.reqs)
+            self._leases.arrived(_asked(batch.reqs))
         self._tails.expect(batch)
 
     def known_outcome(self, batch: Any) -> Any | None:
@@ -246,3 +247,8 @@ class SchedulerSide:
         with scheduler.forward_stream_ctx:
             scheduler.forward_stream.wait_stream(scheduler.schedule_stream)
             yield
+
+
+def _asked(requests: Iterable[Any]) -> list[Asked]:
+    """Of SGLang's requests (Req)."""
+    return [Asked(request.extra_key, request.origin_input_ids) for request in requests]

@@ -18,7 +18,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 from sglang.srt.model_executor.model_runner import ModelRunnerOutput
 
 from sglang_ext.worker.counters import SchedulerCounters
-from sglang_ext.worker.leases import Leases
+from sglang_ext.worker.leases import Asked, Leases
 from sglang_ext.worker.ops import Buffers
 from sglang_ext.worker.pool import Pool
 
@@ -74,10 +74,8 @@ class Tails:
         return ModelRunnerOutput(LogitsProcessorOutput(next_token_logits=logits), can_run_graph=False)
 
     def _of(self, request: Any, prefix: int) -> Tail | None:
-        if request.extra_key is None:
-            return None
-        ids = request.get_fill_ids()
-        return next((tail for tail in self._leases.kept(request.extra_key) if tail.continues(ids, prefix)), None)
+        asked = Asked(request.extra_key, request.get_fill_ids())
+        return next((tail for tail in self._leases.kept_for(asked) if tail.continues(asked.ids, prefix)), None)
 
 
 def _input_logprobs(batch: ForwardBatch) -> bool:

@@ -210,7 +210,7 @@ def test_the_parts_of_the_first_token_add_up(whole):
         parts = parts_of(run, row)
         assert sum(parts.values()) == pytest.approx(row.first_token_mean_ms)
         assert min(parts.values()) >= 0
-    assert parts["map"] == 20.0 and parts["recompute"] == 110.0 and parts["last token"] == 30.0
+    assert parts["map"] == 20.0 and parts["recompute"] == 110.0 and parts["the lifted request"] == 30.0
 
 
 def test_mu_is_the_median_and_a_bracket_its_bounds(whole):

@@ -61,6 +61,16 @@ def test_the_request_of_a_link_takes_no_forward_and_says_the_same(fleet: Fleet, 
         assert close(first_logprobs(first), first_logprobs(second)) and text(first) == text(second)
 
 
+def test_each_of_several_lifts_in_one_namespace_waits_for_its_own_request(fleet: Fleet, prompt):
+    prompts = [prompt(40 + number, seed=1140 + number) for number in range(4)]
+    spaces = [lifted(fleet, fleet.large, ids, lease_s=120) for ids in prompts]
+    assert len(set(spaces)) == 1 and fleet.large.held()["leases"] == 4
+    for left, ids in zip((3, 2, 1, 0), prompts, strict=True):
+        before = used(fleet.large)
+        fleet.large.generate(ids, extra_key=spaces[0])
+        assert (used(fleet.large), fleet.large.held()["leases"]) == (before + 1, left)
+
+
 def test_what_is_no_tail_is_computed(fleet: Fleet, prompt):
     """Another prompt in the namespace, a longer one, one of which log-probabilities are asked, one that was not lifted."""
     ids = prompt(60, seed=1106)

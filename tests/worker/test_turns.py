@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from array import array
 
 import pytest
 
-from sglang_ext.worker.leases import Leases
+from sglang_ext.worker.leases import Asked, Leased, Leases
 from sglang_ext.worker.turns import PATIENCE, Turns
 
 
@@ -38,12 +39,22 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
+def prefix(name: str) -> Leased:
+    """What is leased under a name: all in one namespace, each its own tokens."""
+    return Leased.of("lifted", list(name.encode()))
+
+
+def asked(*names: str) -> list[Asked]:
+    """Requests that continue what is leased under these names."""
+    return [Asked("lifted", array("q", [*name.encode(), 1, 2])) for name in names]
+
+
 def batch(turns: Turns, leases: Leases, clock: Clock, *names: str, seconds: float = 2.0) -> None:
     """A batch of jobs, each with a lease under its name."""
     with turns.of_jobs():
         clock.now += seconds
         for name in names:
-            leases.take(name, name, f"namespace of {name}", 10.0)
+            leases.take(name, name, prefix(name), 10.0)
 
 
 def test_without_a_lease_nobody_waits(clock: Clock):
@@ -59,8 +70,8 @@ def test_jobs_wait_until_each_request_of_the_last_batch_has_left_the_queue(clock
     turns = Turns(leases)
     batch(turns, leases, clock, "a", "b")
     seen = []
-    for waiting in ([], ["namespace of a"], ["namespace of b"], ["namespace of b", "another"], ["another"]):
-        leases.tick(waiting)
+    for waiting in ([], ["a"], ["b"], ["b", "another"], ["another"]):
+        leases.tick(asked(*waiting))
         seen.append(turns.jobs_may_run)
         clock.now += 0.01
     assert seen == [False, False, False, False, True] and tree.locked == []
@@ -81,9 +92,17 @@ def test_a_client_that_never_comes_costs_a_share_of_one_batch(clock: Clock):
 def test_a_request_that_was_seen_in_a_batch_alone_has_come(clock: Clock):
     """One whose grammar was compiled does not wait in the queue."""
     leases = Leases(tree := Tree())
-    leases.take("a", "a", "namespace of a", 10.0, "kept of a")
-    leases.take("b", "b", "namespace of b", 10.0)
-    leases.arrived(["namespace of a", None])
-    assert list(leases.kept("namespace of a")) == ["kept of a"] and list(leases.kept("namespace of b")) == []
+    leases.take("a", "a", prefix("a"), 10.0, "kept of a")
+    leases.take("b", "b", prefix("b"), 10.0)
+    leases.arrived([*asked("a"), Asked(None, array("q", list(b"b")))])
+    assert list(leases.kept_for(*asked("a"))) == ["kept of a"] and list(leases.kept_for(*asked("b"))) == []
     leases.tick([])
-    assert tree.locked == ["b"] and list(leases.kept("namespace of a")) == []
+    assert tree.locked == ["b"] and list(leases.kept_for(*asked("a"))) == []
+
+
+@pytest.mark.parametrize("tokens", [b"prefiy+", b"refix+", b"prefi", b""])
+def test_a_lease_is_for_what_continues_its_prefix_alone(tokens: bytes):
+    leased = prefix("prefix")
+    assert leased.is_for(Asked("lifted", array("q", list(b"prefix")))) and leased.is_for(Asked("lifted", array("q", list(b"prefix+"))))
+    assert not leased.is_for(Asked("lifted", array("q", list(tokens))))
+    assert not leased.is_for(Asked("other", array("q", list(b"prefix+")))) and not leased.is_for(Asked(None, array("q", list(b"prefix+"))))

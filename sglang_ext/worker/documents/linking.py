@@ -27,7 +27,7 @@ from sglang_ext.worker.documents.namespaces import ancestors, namespace_of
 from sglang_ext.worker.documents.shelf import Shelf, Shelved
 from sglang_ext.worker.documents.ways import document_of
 from sglang_ext.worker.fill import Filler, Piece
-from sglang_ext.worker.leases import Leases
+from sglang_ext.worker.leases import Leased, Leases
 from sglang_ext.worker.messages import ExportReq, LinkReq
 from sglang_ext.worker.opened import OpenJob
 from sglang_ext.worker.pool import Pool, Prefix, Where
@@ -226,9 +226,10 @@ class Linker:
     ) -> Answer:
         """Takes the lease. cached, linked and computed add up to the prompt; the last token is computed by SGLang."""
         assert where.namespace is not None
-        self._leases.take(request.rid, node, where.namespace, request.lease_s, tail)
-        self._counters.prompts_linked += 1
         total = len(layout.linked)
+        leased = Leased.of(where.namespace, layout.ids[: self._pool.page_floor(total - 1)])
+        self._leases.take(request.rid, node, leased, request.lease_s, tail)
+        self._counters.prompts_linked += 1
         tokens = {"prompt": total, "cached": cached, "linked": filled, "computed": total - cached - filled}
         soft = len(layout.linked) != len(request.ids)
         return {
