@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from loadtest.lineup import CALL_TIMEOUT_S
 from loadtest.servers import Worker, this_machine
-from loadtest.setup import pair_config, run_load
+from loadtest.setup import pair_config, run_in_time, run_load
 from loadtest.simulate import CAP
 from tests.loadtest.pair import begun, worker
 
@@ -27,6 +30,22 @@ def test_the_pair_is_configured_as_the_paper_schedules():
 
 def test_a_command_that_fails_fails_here(tmp_path):
     assert asyncio.run(run_load(["report", str(tmp_path)])) == 1
+
+
+def test_the_loads_process_goes_before_the_servers_where_that_is_permitted(monkeypatch):
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        permitted = run_in_time(process.pid)
+        assert permitted == (os.sched_getscheduler(process.pid) == os.SCHED_RR)
+
+        def refused(*_: object) -> None:
+            raise PermissionError
+
+        monkeypatch.setattr(os, "sched_setscheduler", refused)
+        assert not run_in_time(process.pid)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_load_whose_servers_are_stopped_keeps_its_rows(tmp_path):
