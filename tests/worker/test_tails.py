@@ -1,7 +1,8 @@
-"""The end of a lifted or linked prompt: what a job's forward computed of it is what SGLang's own would, and is used once asked."""
+"""The end of a lifted or linked prompt: what a job's forward computed of it is what SGLang's own would, and it is used."""
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -72,7 +73,7 @@ def test_each_of_several_lifts_in_one_namespace_waits_for_its_own_request(fleet:
 
 
 def test_what_is_no_tail_is_computed(fleet: Fleet, prompt):
-    """Another prompt in the namespace, a longer one, one of which log-probabilities are asked, one that was not lifted."""
+    """Another prompt in the namespace, a longer one, one whose log-probabilities are asked, one that was not lifted."""
     ids = prompt(60, seed=1106)
     space, before = lifted(fleet, fleet.large, ids, lease_s=120), used(fleet.large)
     other = [*ids[:-1], (ids[-1] + 1) % 200]
@@ -85,7 +86,8 @@ def test_what_is_no_tail_is_computed(fleet: Fleet, prompt):
     assert used(fleet.large) == before and len(asked["meta_info"]["input_token_logprobs"]) == 1
     for wrong in (other, longer):
         space = lifted(fleet, fleet.large, ids, rho=1.0, lease_s=120)
-        assert close(first_logprobs(fleet.large.generate(wrong, extra_key=space)), first_logprobs(fleet.large.generate(wrong)))
+        ours, native = fleet.large.generate(wrong, extra_key=space), fleet.large.generate(wrong)
+        assert close(first_logprobs(ours), first_logprobs(native))
     assert used(fleet.large) == before
     fleet.large.flush()
 
@@ -103,12 +105,12 @@ def test_a_block_that_ends_early_leaves_the_rest_to_sglang(fleet: Fleet, prompt)
 def test_sampling_and_grammars_see_no_difference(fleet: Fleet, prompt):
     """A temperature, penalties, a bias and a JSON schema, on known logits and on computed ones."""
     ids = prompt(60, seed=1108)
-    schema = '{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": false}'
+    number = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     for sampling in (
         {"temperature": 2.0, "top_k": 1, "max_new_tokens": 12, "ignore_eos": True},
         {"temperature": 0.0, "logit_bias": {"65": 100}, "max_new_tokens": 1, "ignore_eos": True},
         {"temperature": 0.0, "frequency_penalty": 1.0, "max_new_tokens": 12, "ignore_eos": True},
-        {"temperature": 0.0, "json_schema": schema, "max_new_tokens": 24},
+        {"temperature": 0.0, "json_schema": json.dumps(number), "max_new_tokens": 24},
     ):
         fleet.large.flush()
         space, before = lifted(fleet, fleet.large, ids), used(fleet.large)
@@ -122,7 +124,8 @@ def test_sampling_and_grammars_see_no_difference(fleet: Fleet, prompt):
 def test_among_strangers_each_says_what_it_says_alone(fleet: Fleet, prompt):
     """Lifted requests, with native ones in the same batches or not; a batch of both runs whole."""
     prompts = [prompt(40 + 7 * number, seed=1110 + number) for number in range(8)]
-    spaces = [lifted(fleet, fleet.large, ids, rho=1.0, lease_s=120) if at % 2 else None for at, ids in enumerate(prompts)]
+    options = {"rho": 1.0, "lease_s": 120}
+    spaces = [lifted(fleet, fleet.large, ids, **options) if at % 2 else None for at, ids in enumerate(prompts)]
     before = used(fleet.large)
 
     def ask(at: int) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def test_a_missing_library_is_named_with_what_to_install(monkeypatch: pytest.Mon
 def test_a_missing_rdma_device_is_refused_and_never_replaced_by_tcp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str], wanted: str
 ):
-    pytest.importorskip("mooncake.engine")
+    pytest.importorskip("mooncake.engine", exc_type=ImportError)
     for name in devices:
         (tmp_path / name).mkdir()
     monkeypatch.setattr(engine, "RDMA_DEVICES", tmp_path)
@@ -107,7 +107,7 @@ def test_a_missing_rdma_device_is_refused_and_never_replaced_by_tcp(
 
 @pytest.mark.parametrize("host", [None, "", "two words", "http://10.0.0.1", "::1"])
 def test_a_host_that_others_cannot_use_is_refused(host: str | None):
-    pytest.importorskip("mooncake.engine")
+    pytest.importorskip("mooncake.engine", exc_type=ImportError)
     with pytest.raises(WorkerError, match="needs --kv-host"):
         checks.require(checks.transport_checks(WorkerSettings(kv_transport="mooncake", kv_host=host)))
     with pytest.raises(WorkerError, match="--documents-store mooncake://master:1 needs --kv-host"):
@@ -116,6 +116,6 @@ def test_a_host_that_others_cannot_use_is_refused(host: str | None):
 
 
 def test_a_store_of_documents_that_is_no_mooncake_masters_is_refused():
-    pytest.importorskip("mooncake.engine")
+    pytest.importorskip("mooncake.engine", exc_type=ImportError)
     with pytest.raises(WorkerError, match="'redis://here' is no Mooncake store; expected mooncake://HOST:PORT"):
         checks.require(checks.transport_checks(WorkerSettings(documents_store="redis://here", kv_host="10.0.0.1")))

@@ -102,7 +102,10 @@ def test_a_request_that_was_seen_in_a_batch_alone_has_come(clock: Clock):
 
 @pytest.mark.parametrize("tokens", [b"prefiy+", b"refix+", b"prefi", b""])
 def test_a_lease_is_for_what_continues_its_prefix_alone(tokens: bytes):
+    def asks(namespace: str | None, prompt: bytes) -> Asked:
+        return Asked(namespace, array("q", list(prompt)))
+
     leased = prefix("prefix")
-    assert leased.is_for(Asked("lifted", array("q", list(b"prefix")))) and leased.is_for(Asked("lifted", array("q", list(b"prefix+"))))
-    assert not leased.is_for(Asked("lifted", array("q", list(tokens))))
-    assert not leased.is_for(Asked("other", array("q", list(b"prefix+")))) and not leased.is_for(Asked(None, array("q", list(b"prefix+"))))
+    assert leased.is_for(asks("lifted", b"prefix")) and leased.is_for(asks("lifted", b"prefix+"))
+    assert not leased.is_for(asks("lifted", tokens))
+    assert not leased.is_for(asks("other", b"prefix+")) and not leased.is_for(asks(None, b"prefix+"))

@@ -224,7 +224,7 @@ class Linker:
         self, request: LinkReq, layout: Layout, where: Where, node: Any, cached: int, filled: int, phases: Phases,
         tail: Tail | None = None,
     ) -> Answer:
-        """Takes the lease. cached, linked and computed add up to the prompt; the last token is computed by SGLang."""
+        """Takes the lease. cached, linked and computed add up to the prompt."""
         assert where.namespace is not None
         total = len(layout.linked)
         leased = Leased.of(where.namespace, layout.ids[: self._pool.page_floor(total - 1)])
