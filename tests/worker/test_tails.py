@@ -1,4 +1,4 @@
-"""The end of a lifted or linked prompt: what a job's forward computed of it is what SGLang's own would, and it is used."""
+"""The end of a lifted or linked prompt: what a job's forward computed of it is what SGLang's would, and it is used."""
 
 from __future__ import annotations
 
