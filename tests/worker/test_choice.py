@@ -40,12 +40,15 @@ def test_a_worker_with_packs_has_measured_its_costs(fleet: Fleet):
 
 
 def test_a_lift_that_would_be_slower_is_declined_and_nobody_is_asked(fleet: Fleet, prompt):
-    """Two forwards of a few tokens against one: `faster` is the default, and the figures are the worker's own."""
-    ids = prompt(12, seed=200)
+    """All positions again, and the map: `faster` is the default, and the figures are the worker's own."""
+    costs, digest = costs_of(fleet), digest_of(fleet)
+    # A recompute is timed by itself, so that one length may be found cheaper than a native prefill of it.
+    length = max(range(12, 1000), key=lambda n: costs.lift_ms(digest, n, 1.0) / costs.native_ms(n))
+    ids = prompt(length, seed=200)
     fleet.small.generate(ids, tokens=1)
     before, source = fleet.large.counters(), fleet.small.counters()
-    answer = fleet.large.call("/kv/lift", input_ids=ids, source={"url": fleet.small.url}, pack=PACK)
-    assert answer["choice"] == costs_of(fleet).choose(digest_of(fleet), len(ids), 0.3, always=False).model_dump()
+    answer = fleet.large.call("/kv/lift", input_ids=ids, source={"url": fleet.small.url}, pack=PACK, rho=1.0)
+    assert answer["choice"] == costs.choose(digest, length, 1.0, always=False).model_dump()
     assert answer["choice"]["chosen"] == "native" and answer["status"] == "fallback_prefill"
     assert "expected to be faster" in answer["reason"] and "namespace" not in answer
     assert difference(before, fleet.large.counters()) == {"lifts_declined": 1}
@@ -81,7 +84,7 @@ def test_counters_count_what_happened(fleet: Fleet, prompt):
         "prefill_batches", "prefill_requests", "lift_batches", "lifts", "lifts_declined", "lifts_failed",
         "recomputed_positions", "exported_bytes", "document_batches", "compiled_positions", "inline_positions",
         "prompts_linked", "document_hits", "documents_compiled", "documents_missed", "documents_broken",
-        "documents_storage_failed",
+        "documents_storage_failed", "tails_used",
     }  # fmt: skip
     for seed in range(3):
         fleet.large.generate(prompt(30, seed=210 + seed), tokens=3)
@@ -91,7 +94,7 @@ def test_counters_count_what_happened(fleet: Fleet, prompt):
     before, ids = fleet.large.counters(), prompt(80, seed=220)
     fleet.small.generate(ids, tokens=1)
     lifted = fleet.large.lift(fleet.small, ids, PACK)
-    recomputed = lifted["tokens"]["recomputed"]
+    recomputed = lifted["tokens"]["recomputed"] + 1  # with the last token
     assert difference(before, fleet.large.counters()) == {
         "lifts": 1, "lift_batches": 1, "recomputed_positions": recomputed
     }  # fmt: skip

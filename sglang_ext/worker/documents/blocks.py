@@ -112,7 +112,10 @@ class Blocks:
             raise
         _check(answer, record, "compiled")
         if self._stores:
-            data = await asyncio.to_thread(self._stored, record, answer["handle"])
+            try:
+                data = await asyncio.to_thread(self._stored, record, answer["handle"])
+            finally:
+                self._memory.drop(answer["handle"])  # cancelled before a thread was free, nobody has taken it
             handle = self._memory.publish_file(memoryview(data)) if keep_handle else None
             return {**answer, "handle": handle}
         return answer
