@@ -180,7 +180,7 @@ class SchedulerSide:
     def before_batch(self, batch: Any) -> None:
         """Looks at a batch of SGLang's (ScheduleBatch) that is about to run."""
         self.counters.count_batch(batch)
-        if batch.forward_mode.is_extend():
+        if batch.forward_mode.is_extend() and len(self._leases):
             self._leases.arrived(_asked(batch.reqs))
         self._tails.expect(batch)
 

@@ -46,28 +46,29 @@ class Tails:
         self._pool = pool
         self._leases = leases
         self._counters = counters
-        self._rids: list[str] | None = None
-        self._found: list[Tail] = []
+        self._expected: tuple[list[str], list[Tail]] | None = None  # of the next batch: its requests, and their tails
 
     def expect(self, batch: Any) -> None:
         """Looks a batch (SGLang's ScheduleBatch) up that is about to run."""
-        self._rids = None
-        if batch.forward_mode != ForwardMode.EXTEND:
+        self._expected = None
+        if batch.forward_mode != ForwardMode.EXTEND or not len(self._leases):
             return
         found = [self._of(request, prefix) for request, prefix in zip(batch.reqs, batch.prefix_lens, strict=True)]
         known = [tail for tail in found if tail is not None]
         if len(known) == len(found):
-            self._rids, self._found = [request.rid for request in batch.reqs], known
+            self._expected = [request.rid for request in batch.reqs], known
 
     def outcome(self, batch: ForwardBatch) -> ModelRunnerOutput | None:
         """What the forward of the batch that was expected gives; None where the model has to run.
 
         Writes the KV to the batch's slots.
         """
-        rids, self._rids = self._rids, None
-        if rids is None or batch.rids != rids or batch.capture_hidden_mode.need_capture() or _input_logprobs(batch):
+        expected, self._expected = self._expected, None
+        if expected is None or batch.capture_hidden_mode.need_capture() or _input_logprobs(batch):
             return None
-        tails, self._found = self._found, []
+        rids, tails = expected
+        if batch.rids != rids:
+            return None
         self._pool.write(batch.out_cache_loc, [tail.kv for tail in tails])
         self._counters.tails_used += len(tails)
         logits = torch.stack([tail.logits for tail in tails])  # the sampler works in place
