@@ -63,7 +63,7 @@ def sweep(
     context: typer.Context,
     folder: Folder,
     systems: Systems = "large,lift-0.2,lift-0.3,lift-0.5,automatic,cascade,small",
-    u: Annotated[str, typer.Option("--u", help="comma-separated: arrival rates over mu")] = "0.25,0.5,0.75,0.9,0.98",
+    u: Annotated[str, typer.Option("--u", help="comma-separated: arrival rates over mu")] = "0.5,0.75,0.98",
     seeds: Annotated[str, typer.Option(help="comma-separated: each point is measured once with each")] = "0,1,2",
     requests: Annotated[int, typer.Option(min=2, help="per point")] = 500,
     warm_up: Annotated[int, typer.Option(min=0, help="the first arrivals, which no figure counts")] = 50,
@@ -92,7 +92,7 @@ def sweep(
 def everything(
     context: typer.Context,
     folder: Folder,
-    full: Annotated[bool, typer.Option("--full", help="the paper's protocol: about ten hours on two cores")] = False,
+    full: Annotated[bool, typer.Option("--full", help="all systems, three loads, three seeds: 3 to 6 hours on two cores")] = False,
     ttft_limit: Limit = 2.0,
     target: Target = None,
     source: Source = None,

@@ -85,7 +85,7 @@ class ForgetReq(BaseReq, tag=True, kw_only=True, array_like=True):
 
 
 class ReleaseReq(BaseReq, tag=True, kw_only=True, array_like=True):
-    """Give up the lease, or the queued or open job, of the request `lease`."""
+    """Give up the lease, the queued or open job, or the block compiled, of the request `lease`."""
 
     lease: str
 

@@ -141,8 +141,9 @@ class SchedulerSide:
         return KVReply(rid=request.rid, body=body)
 
     def release(self, request: ReleaseReq) -> None:
-        """Drops a lease, or a job that its client no longer waits for."""
+        """Drops a lease, or a job that its client no longer waits for, or the block that it has just published."""
         self._jobs.drop(request.lease)
+        self._transport.withdraw(request.lease)
         self._leases.release(request.lease)
 
     def forget(self, request: ForgetReq) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from sglang_ext.documents.record import DocumentRecord
 from sglang_ext.worker.documents.blocks import Blocks
+from sglang_ext.worker.messages import CompileReq, ReleaseReq
 from sglang_ext.worker.settings import WorkerSettings
 from sglang_ext.worker.transport import SharedMemory
 from tests.worker.blocks import random_block
@@ -26,13 +27,56 @@ class Compiles:
         return {"status": "applied", "reason": None, "tokens": 3, "bytes": 1, "handle": self._handle, "ms": {}}
 
 
-def test_a_client_that_hangs_up_before_a_thread_is_free_leaves_no_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+class TooLate:
+    """A scheduler that publishes the compiled document just after the time to wait for it is over."""
+
+    def __init__(self, memory: SharedMemory) -> None:
+        self._memory = memory
+        self.reached = asyncio.Event()
+        self.over = asyncio.Event()
+
+    async def ask(self, message: CompileReq, *_: object) -> dict[str, object]:
+        self.reached.set()
+        await self.over.wait()
+        self._memory.publish(random_block(3), message.rid)
+        raise TimeoutError
+
+    def tell(self, message: ReleaseReq) -> None:
+        self._memory.withdraw(message.lease)
+
+
+@pytest.fixture
+def record(monkeypatch: pytest.MonkeyPatch) -> DocumentRecord:
+    monkeypatch.setattr(Blocks, "key", lambda *_: "key")
+    return DocumentRecord.of("text", [1, 2, 3], "plain", None, "tokenizer", None)
+
+
+@pytest.mark.parametrize("hangs_up", [False, True])
+def test_an_answer_after_its_time_leaves_no_block(tmp_path: Path, record: DocumentRecord, hangs_up: bool):
+    memory = SharedMemory(1 << 20, tmp_path)
+
+    async def too_late() -> None:
+        scheduler = TooLate(memory)
+        blocks = Blocks(scheduler, memory, None, None, WorkerSettings(documents_store=str(tmp_path / "store")), None)
+        compiling = asyncio.create_task(blocks.compile(record))
+        await scheduler.reached.wait()
+        if hangs_up:
+            compiling.cancel()
+            await asyncio.sleep(0)
+        scheduler.over.set()
+        with pytest.raises(asyncio.CancelledError if hangs_up else TimeoutError):
+            await compiling
+        await asyncio.sleep(0.01)
+
+    asyncio.run(too_late())
+    assert list(tmp_path.glob("kvlift-*")) == []
+
+
+def test_a_client_that_hangs_up_before_a_thread_is_free_leaves_no_block(tmp_path: Path, record: DocumentRecord):
     memory = SharedMemory(1 << 20, tmp_path)
     handle = memory.publish(random_block(3))
     settings = WorkerSettings(documents_store=str(tmp_path / "store"))
     blocks = Blocks(Compiles(handle), memory, None, None, settings, None)
-    monkeypatch.setattr(Blocks, "key", lambda *_: "key")
-    record = DocumentRecord.of("text", [1, 2, 3], "plain", None, "tokenizer", None)
     freed = threading.Event()
 
     async def hang_up() -> None:

@@ -49,6 +49,17 @@ def test_only_own_handles_are_opened(tmp_path: Path, handle: str):
             use(handle)
 
 
+@pytest.mark.parametrize("other", ["", "../x", "1" * 32])
+def test_a_block_is_withdrawn_by_its_request_alone(tmp_path: Path, block: KVBlock, other: str):
+    transport = SharedMemory(1 << 20, tmp_path)
+    handle = transport.publish(block, "0" * 32)
+    transport.withdraw(other)
+    assert [path.name for path in tmp_path.iterdir()] == [handle]
+    transport.withdraw("0" * 32)
+    transport.withdraw("0" * 32)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_sweep_frees_dead_writers_blocks_only(tmp_path: Path, block: KVBlock):
     transport = SharedMemory(1 << 20, tmp_path)
     own = transport.publish(block)

@@ -104,12 +104,9 @@ class Blocks:
             rid=new_rid(), key=self.key(record), ids=list(record.ids), method=record.method,
             publish=keep_handle or self._stores,
         )  # fmt: skip
-        try:
-            asked = self._scheduler.ask(message, self._timeout_s)
-            answer = await unless_given_up(asked, lambda late: late.get("handle") and self._memory.drop(late["handle"]))
-        except TimeoutError:
-            self._scheduler.tell(ReleaseReq(rid=new_rid(), lease=message.rid))
-            raise
+        answer = await unless_given_up(
+            self._compiled(message), lambda late: late.get("handle") and self._memory.drop(late["handle"])
+        )
         _check(answer, record, "compiled")
         if self._stores:
             try:
@@ -119,6 +116,13 @@ class Blocks:
             handle = self._memory.publish_file(memoryview(data)) if keep_handle else None
             return {**answer, "handle": handle}
         return answer
+
+    async def _compiled(self, message: CompileReq) -> Answer:
+        try:
+            return await self._scheduler.ask(message, self._timeout_s)
+        except TimeoutError:  # the answer may be on its way, and nobody waits for it
+            self._scheduler.tell(ReleaseReq(rid=new_rid(), lease=message.rid))
+            raise
 
     async def _map(self, record: DocumentRecord) -> Answer:
         """Has the source compile the document, and the scheduler map it. Mapped KV is not stored."""

@@ -104,7 +104,7 @@ class DocumentCompiler:
         handle = None
         if request.publish:
             with phases("publish"):
-                handle = self._memory.publish(document.block)
+                handle = self._memory.publish(document.block, request.rid)
         return {
             "status": APPLIED, "reason": None, "tokens": len(document), "bytes": document.block.nbytes,
             "handle": handle, "ms": dict(phases.ms),

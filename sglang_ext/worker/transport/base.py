@@ -10,7 +10,13 @@ from sglang_ext.block import KVBlock
 class Transport(Protocol):
     """Publishes blocks under handles. A handle is small, safe to send, and good for one fetch."""
 
-    def publish(self, block: KVBlock) -> str: ...
+    def publish(self, block: KVBlock, rid: str | None = None) -> str:
+        """The handle of the block; `withdraw` frees it by the request's rid, too. Raises TransferError."""
+        ...
+
+    def withdraw(self, rid: str) -> None:
+        """Frees what was published here for a request whose client got no handle. Harmless where nothing was."""
+        ...
 
     def fetch(self, handle: str) -> KVBlock:
         """The block; the handle is spent. Raises TransferError or BlockError."""

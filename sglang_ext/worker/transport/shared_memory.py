@@ -33,11 +33,20 @@ class SharedMemory:
         boot = _BOOT.read_text().strip() if _BOOT.exists() else os.uname().nodename
         return f"{boot}:{os.stat(self._folder).st_dev}"
 
-    def publish(self, block: KVBlock) -> str:
-        """Writes the block. Raises TransferError for one over the limit, or where memory is short."""
+    def publish(self, block: KVBlock, rid: str | None = None) -> str:
+        """Writes the block. Raises TransferError for one over the limit, or where memory is short.
+
+        rid: of the request that it answers (`new_rid`), by which `withdraw` frees it.
+        """
         if block.nbytes > self._max_bytes:
             raise TransferError(f"the block has {block.nbytes} bytes, over the limit of {self._max_bytes}")
-        return self._write(block.save)
+        return self._write(block.save, rid)
+
+    def withdraw(self, rid: str) -> None:
+        """Frees the block that this process published for a request. Harmless where there is none."""
+        handle = _handle(rid)
+        if self.owns(handle):
+            self.drop(handle)
 
     def publish_file(self, data: memoryview) -> str:
         """Publishes a block that is already in the form of its file. Raises TransferError where memory is short."""
@@ -75,8 +84,8 @@ class SharedMemory:
         """Whether the handle has the form of those that `publish` gives."""
         return _HANDLE.fullmatch(handle) is not None
 
-    def _write(self, write: Callable[[Path], object]) -> str:
-        handle = f"kvlift-{os.getpid()}-{uuid.uuid4().hex}"
+    def _write(self, write: Callable[[Path], object], rid: str | None = None) -> str:
+        handle = _handle(rid or uuid.uuid4().hex)
         try:
             write(self._folder / handle)
         except OSError as error:
@@ -95,6 +104,10 @@ class SharedMemory:
         if not self.owns(handle):
             raise TransferError(f"{handle!r} is not a block handle")
         return self._folder / handle
+
+
+def _handle(name: str) -> str:
+    return f"kvlift-{os.getpid()}-{name}"
 
 
 class SameHost:
