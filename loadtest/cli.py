@@ -92,7 +92,9 @@ def sweep(
 def everything(
     context: typer.Context,
     folder: Folder,
-    full: Annotated[bool, typer.Option("--full", help="all systems, three loads, three seeds: 3 to 6 hours on two cores")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="all systems, three loads, three seeds: 3 to 6 hours on two cores")
+    ] = False,
     ttft_limit: Limit = 2.0,
     target: Target = None,
     source: Source = None,
