@@ -98,5 +98,7 @@ FULL = Protocol(
     settings=Settings(),
     plan=Plan(PAPER, us=(0.5, 0.75, 0.98), seeds=(0, 1, 2)),
 )
-"""The paper's, and our systems beside its two, at a light load, a middle one and the paper's saturation. With a mu of 6.4
-requests/s at 149 tokens about three hours, with 3 about six; it goes on where it was stopped."""
+"""The paper's, and our systems beside its two, at a light load, a middle one and the paper's saturation.
+
+With a mu of 6.4 requests per second at 149 tokens about three hours, with 3 about six; it goes on where it was stopped.
+"""

@@ -16,7 +16,9 @@ from tests.worker.blocks import random_block, same
 from tests.worker.namespaces import Host, two_hosts
 from tests.worker.peer import Peer
 
-pytest.importorskip("mooncake.engine", exc_type=ImportError, reason="Mooncake, or Debian's libibverbs1, is not installed")
+pytest.importorskip(
+    "mooncake.engine", exc_type=ImportError, reason="Mooncake, or Debian's libibverbs1, is not installed"
+)
 
 MEMORY = Path("/dev/shm")
 BUFFER = 64 << 20

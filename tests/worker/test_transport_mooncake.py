@@ -17,7 +17,9 @@ from sglang_ext.worker.transport.mooncake import Mooncake, Ticket
 from tests.worker.blocks import random_block, same
 from tests.worker.servers import free_port
 
-pytest.importorskip("mooncake.engine", exc_type=ImportError, reason="Mooncake, or Debian's libibverbs1, is not installed")
+pytest.importorskip(
+    "mooncake.engine", exc_type=ImportError, reason="Mooncake, or Debian's libibverbs1, is not installed"
+)
 
 BUFFER = 1 << 20
 PATIENCE_S = 20.0
