@@ -4,8 +4,8 @@
 
 locust's own wait times begin when a task ends, which makes a closed loop: the load falls as answers slow down. So each
 worker process has one user, whose one task runs the dispatcher over its share of the schedule. The statistics show
-`ttft` and `total`, in ms from the scheduled time. Options: locust_options.py, and the form of the web page; locust prints
-its `--help` before it reads this file.
+`ttft` and `total`, in ms from the scheduled time. Options: locust_options.py, and the form of the web page; locust
+prints its `--help` before it reads this file.
 """
 
 from __future__ import annotations
